@@ -41,7 +41,7 @@ from commlib.tools.baselines import load
 from commlib.tools.cli.options import python_file
 from commlib.tools.report.figures import size_text
 from commlib.tools.timing import Candidate, Run, buffers_of, own_stream, pinned, plain_on, public_call
-from commlib.tools.timing.truth import Truth
+from commlib.tools.timing.candidate import Truth
 from commlib.tp.multiprocessors import leaving
 
 OURS, ASYNC = "ours", "ours, async"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from written import command_line, head, write
 
-from commlib.tools.bench.rows import measured
+from commlib.tools.bench.result import measured
 from commlib.tools.report.figures import fitted
 
 LEAST, MOST, FACTOR = "1K", "64M", 16

@@ -21,7 +21,6 @@ from commlib.tools.timing import (
     Prepare,
     Protocol,
     Run,
-    cpu_share,
     fingerprint,
     measure,
     measure_calls,
@@ -30,7 +29,7 @@ from commlib.tools.timing import (
     public_call,
 )
 from commlib.tools.timing.blocks import Entry
-from commlib.tools.timing.truth import Truth
+from commlib.tools.timing.candidate import Truth
 from tests.on_ranks import on_ranks
 
 QUICK = Protocol(block_s=20e-6, blocks=(3, 3), budget_s=0.0)
@@ -232,12 +231,6 @@ def test_percentiles_are_of_the_blocks() -> None:
     result = Measurement("x", False, times_s=[5.0, 1.0, 3.0, 2.0, 4.0])
     assert [result.percentile_s(p) for p in (0, 25, 50, 90, 100)] == [1.0, 2.0, 3.0, 5.0, 5.0]
     assert result.median_s == 3.0
-
-
-def test_a_process_that_sleeps_uses_no_core_and_one_that_works_uses_one() -> None:
-    assert cpu_share(lambda: time.sleep(0.05)) < 0.5
-    end = time.process_time() + 0.05
-    assert cpu_share(lambda: [None for _ in iter(lambda: time.process_time() < end, False)]) > 0.2
 
 
 def test_a_fingerprint_names_the_machine_and_keeps_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.errors import CommError
+from commlib.tools.bench.limit import measure_limit
+from commlib.tools.bench.result import Limit
 from commlib.tools.testing import Ranks
 from commlib.tools.timing import (
-    Limit,
     Protocol,
     Run,
     environment,
@@ -19,7 +20,6 @@ from commlib.tools.timing import (
     fit_latency_and_rate,
     graph,
     measure_alone,
-    measure_limit,
     ratio_of_medians,
 )
 from tests.on_ranks import on_ranks

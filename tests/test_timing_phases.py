@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from commlib.errors import CommError
-from commlib.tools.bench.phases import of_replay
-from commlib.tools.timing.phases import (
+from commlib.tools.bench.phases import (
     PHASES,
     TRACKS,
     Span,
@@ -19,6 +18,7 @@ from commlib.tools.timing.phases import (
     kernel_calls,
     kernel_durations,
     most_marks,
+    of_replay,
 )
 from tests.on_ranks import on_ranks
 

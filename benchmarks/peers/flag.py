@@ -18,7 +18,7 @@ from typing import Any
 
 from commlib.collectives import Collective
 from commlib.communicator import Communicator
-from commlib.tools.baselines import Peer
+from commlib.tools.baselines.peer import Peer
 from commlib.tools.timing import Candidate, Run
 
 ROUNDS = 200

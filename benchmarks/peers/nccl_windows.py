@@ -37,7 +37,7 @@ class Windows(Nccl):
             return self.refused(f"it is measured for {', '.join(OPS)}", in_place)
         return super().candidates(comm, collective, in_place)
 
-    def empty(self, comm: Communicator) -> Empty:
+    def allocator(self, comm: Communicator) -> Empty:
         """Return what allocates and registers, on all ranks together."""
         return self._window
 

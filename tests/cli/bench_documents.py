@@ -15,6 +15,9 @@ WAYS = {
     "mpich": ("plain", False, 1.1, 1.8),
 }
 LIMIT = 7.5
+SOFTWARE = {"kernel": "6.1", "python": "3.11.7", "torch": "2.13.0", "commlib": "0.1.0"}
+MACHINE = {"cpu": "A CPU", "cores": 2, "machine": "x86_64", **SOFTWARE, "settings": {"OMP_NUM_THREADS": "1"}}
+PROTOCOL = {"block_us": 200.0, "blocks": [5, 41], "iterations": None, "warmup": 3, "buffers": 3, "seed": 0}
 RULES = {"plain": "rules[0][{}]", "symmetric": "rules[3][{}]"}
 
 
@@ -29,16 +32,7 @@ def document(*ops: str, sizes: Any = SIZES, baseline: str | None = "torch", **ch
         "created": "2026-01-01T00:00:00+00:00",
         "complete": True,
         "ended": "",
-        "fingerprint": {
-            "cpu": "A CPU",
-            "cores": 2,
-            "machine": "x86_64",
-            "kernel": "6.1",
-            "python": "3.11.7",
-            "torch": "2.13.0",
-            "commlib": "0.1.0",
-            "settings": {"OMP_NUM_THREADS": "1"},
-        },
+        "fingerprint": {**MACHINE},
         "environment": {"OMP_NUM_THREADS": "1"},
         "config": config(sizes, baseline),
         "plan": {"digest": "0123456789ab", "source": "shm.json"},
@@ -53,23 +47,9 @@ def document(*ops: str, sizes: Any = SIZES, baseline: str | None = "torch", **ch
 
 
 def config(sizes: tuple[int, ...], baseline: str | None) -> dict[str, Any]:
-    return {
-        "ranks": 2,
-        "backend": "shm",
-        "mode": "eager",
-        "cores_per_rank": 1,
-        "sizes": list(sizes),
-        "block_us": 200.0,
-        "blocks": [5, 41],
-        "iterations": None,
-        "warmup": 3,
-        "buffers": 3,
-        "seed": 0,
-        "check": True,
-        "seconds": 5.0,
-        "peers": ["torch", "mpich"],
-        "baseline": baseline,
-    }
+    ranks = {"ranks": 2, "backend": "shm", "mode": "eager", "cores_per_rank": 1}
+    asked = {"sizes": list(sizes), "check": True, "seconds": 5.0, "peers": ["torch", "mpich"], "baseline": baseline}
+    return {**ranks, **PROTOCOL, **asked}
 
 
 def _series(op: str, sizes: tuple[int, ...], baseline: str | None) -> list[dict[str, Any]]:

@@ -16,10 +16,10 @@ import commlib
 from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
-from commlib.tools.baselines import PEERS, CallTable, load, pmi
+from commlib.tools.baselines import PEERS, load, pmi
 from commlib.tools.baselines.peer import Peer
 from commlib.tools.bench.measure import pinned_to
-from commlib.tools.bench.rows import KIND, measured, spread
+from commlib.tools.bench.result import KIND, measured, steady
 from commlib.tools.cli.options import python_file
 from commlib.tools.testing import Ranks
 from tests.bootstrap.processes import MPIEXEC, no_segment_of_mpich
@@ -86,7 +86,7 @@ def test_a_speed_up_is_over_the_first_peer_where_its_blocks_agree(document: dict
     of_torch = {(row["size"], row["in_place"]): row for row in rows if row["algorithm"] == "torch"}
     for row in rows:
         torch_row, speedup = of_torch[row["size"], row["in_place"]], row["speedup"]
-        if row is torch_row or spread(torch_row["time_us"]) > document["config"]["agree"]:
+        if row is torch_row or not steady(torch_row):
             assert speedup is None
             continue
         assert speedup["over"] == "torch"
@@ -108,11 +108,11 @@ def test_wrong_values_fail_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 PEER = """
-from commlib.tools.baselines import CallTable
+from commlib.tools.baselines.peer import Peer
 from commlib.tools.timing import Candidate
 
 
-class Late(CallTable):
+class Late(Peer):
     name, labels = "late", ("late", "probe")
 
     def join(self, comm):
@@ -172,7 +172,7 @@ def test_the_table_is_the_folder() -> None:
     assert len(set(labels)) == len(labels)
 
 
-class Broken(CallTable):
+class Broken(Peer):
     """Cannot start on the last rank."""
 
     name, labels = "broken", ("broken",)

@@ -13,13 +13,15 @@ from click.testing import CliRunner
 
 from commlib.collectives import COLLECTIVES
 from commlib.tools.bench import which
-from commlib.tools.bench.page import where
-from commlib.tools.bench.rows import KIND, averages, compared, measured
-from commlib.tools.cli.bench.notes import closing
-from commlib.tools.cli.bench.show import show
-from commlib.tools.cli.bench.view import BenchView
+from commlib.tools.bench.notes import closing, opening
+from commlib.tools.bench.result import KIND, averages, compared, measured
+from commlib.tools.bench.view import BenchView
+from commlib.tools.bench.which import where
+from commlib.tools.cli.bench.command import show
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 from tests.cli.calls import Run
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
 
 
 def changed(found: dict[str, Any], **figures: Any) -> dict[str, Any]:
@@ -95,6 +97,24 @@ def test_show_prints_what_the_run_printed_in_every_form_and_of_a_newer_commlib(t
     assert CliRunner().invoke(show, [str(path)], env={"COLUMNS": "80"}).output == render(document(), "table", 80) + "\n"
 
 
+def test_the_speed_ups_of_the_files_in_the_readme_are_shown_though_they_have_none() -> None:
+    for found in KIND.read_all(RESULTS / "bench_h200.json"):
+        table = BenchView(found, 120)
+        assert any(row["speedup"] for row in table.rows()) == (found["config"]["baseline"] is not None)
+        assert json.loads(table.render("json")) == found, "what was measured stays as it is"
+    best = document("all_reduce", sizes=(8,), baseline=None, config={**config((8,), "best")})
+    rows = [row for row in BenchView(best).rows() if not row["in_place"]]
+    ratios = {row["algorithm"]: row["speedup"]["ratio"] for row in rows if row.get("speedup")}
+    assert (ratios["shm_oneshot"], "mpich" in ratios) == (pytest.approx(1.1 / 0.9, rel=0.01), False)
+
+
+def test_what_is_printed_before_the_start_begins_the_whole_head() -> None:
+    limit = {"busbw": None, "latency_us": None, "what": ""}
+    before, whole = opening(document(limit=limit, config=config((8,), None))), opening(document())
+    assert before == whole[: len(before)]
+    assert (len(before), len(whole)) == (6, 10)  # the limit, %lim, the speed-up and a note come to it
+
+
 WHOLE = json.dumps(document(), indent=1)
 
 
@@ -106,7 +126,7 @@ def test_a_file_that_cannot_be_rendered_is_named_with_its_fault(tmp_path: Path) 
         (json.dumps({"schema": "commlib.plan", "version": 1}), 'its "schema" is \'commlib.plan\', not "commlib.bench"'),
         *((json.dumps(document(rows=rows)), "its rows are not as") for rows in ({}, {"tables": [{"rows": 5}]})),
         (json.dumps(document(version=2)), "has version 2, but this commlib reads version 1: upgrade commlib"),
-        (json.dumps(document(rows=[{"op": "all_reduce"}])), r"rows\[0\]: 'size' is a required"),
+        (json.dumps(document(rows=[{"op": "all_reduce"}])), r"rows\[0\]: 'type' is a required"),
         (json.dumps(changed(document(), wrong=-1)), r"rows\[0\].wrong: -1 is less than"),
     ]:
         path = saved(tmp_path, content)
@@ -220,7 +240,7 @@ def test_mpi_and_torch_stand_beside_ours_on_the_cpu_unasked(command: Run, tmp_pa
 
 def test_no_average_is_over_different_collectives_and_no_fit_with_a_large_error_is_printed() -> None:
     found = document("all_reduce", "broadcast")
-    assert set(averages(document()["rows"])["peers"]) == {"torch", "mpich"}
+    assert set(averages(document()["rows"]).peers) == {"torch", "mpich"}
     text = "\n".join(closing(found))
     for fit in found["fits"]:
         fit["error"] = 0.31
@@ -240,7 +260,7 @@ def made(*sizes: int, mpich: float | dict[str, float] = 2.0, **changes: Any) -> 
 
 def cells(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return size, who is the fastest, and what stands in the table, of each call."""
-    return [(call.size, call.fastest, call.ratio) for of in which.calls(found) for call in of]
+    return [(str(call.ours["size"]), call.fastest, call.ratio) for of in which.calls(found) for call in of]
 
 
 def test_the_fastest_is_who_is_apart_from_the_other_by_enough() -> None:

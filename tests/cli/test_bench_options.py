@@ -12,19 +12,17 @@ from click.testing import CliRunner
 
 from commlib.collectives import Call
 from commlib.collectives.reference import ordered
-from commlib.tools.bench import overlap
-from commlib.tools.bench.foreign import THEIRS
-from commlib.tools.bench.job import Job, rounded
-from commlib.tools.bench.overlap import Overlapped
-from commlib.tools.bench.rows import KIND
-from commlib.tools.bench.sizes import Shape, read_shapes, sweep
-from commlib.tools.bench.window import Window
+from commlib.tools.bench import messages
+from commlib.tools.bench.job import Job, Shape, read_shapes, rounded, sweep
+from commlib.tools.bench.messages import Overlapped, Window
+from commlib.tools.bench.result import KIND
+from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import main
 from commlib.tools.cli.bench.command import bench
-from commlib.tools.cli.bench.options import read_job
-from commlib.tools.cli.bench.view import BenchView
+from commlib.tools.cli.bench.foreign import THEIRS
+from commlib.tools.cli.bench.read import read_job
 from commlib.tools.timing import Candidate, Measurement, Protocol
-from commlib.tools.timing.truth import Truth
+from commlib.tools.timing.candidate import Truth
 from tests.cli.calls import Run, refuses
 
 QUICK = ("--time", "0.1", "--iters", "1")
@@ -32,9 +30,9 @@ BF16, F32 = torch.bfloat16, torch.float32
 ONE_CALL = ("bench", "all_reduce", "-n", "2", "--sizes", "16x7168:bf16")
 
 
-def test_a_sweep_ends_with_the_largest_size_where_a_step_meets_it() -> None:
+def test_a_sweep_ends_with_the_largest_size() -> None:
     assert sweep(8, 64, 2.0) == (8, 16, 32, 64)
-    assert sweep(8, 63, 2.0) == (8, 16, 32)
+    assert sweep(8, 63, 2.0) == (8, 16, 32, 63)
 
 
 def test_shapes_and_bytes_are_read_with_their_types_and_rounded_to_whole_elements() -> None:
@@ -103,11 +101,13 @@ def test_names_and_letters_mean_what_they_mean_elsewhere_and_sizes_follow_any_fa
     assert (job.dtypes, job.protocol.warmup, job.protocol.check, job.root) == ((torch.float16,), 7, False, 1)
     assert job_of("all_reduce -c 1").protocol.check
     assert not job_of("all_reduce --no-check -c 1").protocol.check
+    assert [job_of(f"barrier --time {time}").seconds for time in ("5", "5s", "2m", "0.5")] == [5, 5, 120, 0.5]
+    assert [max(job_of(f"all_reduce {words}").sizes) >> 20 for words in ("", "-e 64M -f 9", "--time 3")] == [64, 64, 8]
     job = job_of("all_reduce,broadcast barrier --dtype f32,bf16,float32,fp8 --redop all --peers none")
     assert job.ops == ("all_reduce", "broadcast", "barrier")
     assert job.dtypes == (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
     assert (len(job.redops), job.peers) == (8, ())
-    assert job_of("barrier -b 8 -e 64 -f 1.5").sizes == (8, 12, 18, 27, 40, 61)
+    assert job_of("barrier -b 8 -e 64 -f 1.5").sizes == (8, 12, 18, 27, 40, 61, 64)
 
 
 def test_what_the_page_says_to_type_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,15 +160,15 @@ def test_messages_go_to_their_partners_and_one_in_anothers_place_is_wrong() -> N
 def test_the_overlap_is_the_part_of_the_call_that_did_not_make_computing_longer() -> None:
     for both_us, share in [(10.0, 1.0), (15.0, 0.5), (20.0, 0.0), (40.0, 0.0), (8.0, 1.0)]:
         found = Overlapped("x", False, times_s=[10e-6], compute_s=10e-6, both_s=both_us * 1e-6)
-        assert found.figures()["overlap"]["share"] == pytest.approx(share)
+        assert found.overlap().share == pytest.approx(share)
 
 
 def test_values_that_are_wrong_beside_computing_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = iter([[None], [0, None, 3]])  # wrong elements: the call before; then the call, the work, both
     of_run = lambda wrong: Measurement("x", False, times_s=[1e-6], wrong=wrong)  # noqa: E731
-    monkeypatch.setattr(overlap, "measure", lambda *given: list(map(of_run, next(runs))))
+    monkeypatch.setattr(messages, "measure", lambda *given: list(map(of_run, next(runs))))
     given: Any = None, (None, None), [Candidate("x", lambda *given: None)], Protocol(), SimpleNamespace(lasting=print)
-    assert [found.wrong for found in overlap.measure_overlap(*given)] == [3]
+    assert [found.wrong for found in messages.measure_overlap(*given)] == [3]
 
 
 def test_sizes_that_cannot_be_are_refused_before_a_rank_starts() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import commlib
 from commlib.errors import BuildFailed, CommTimeout
-from commlib.tools.bench import kernels, phases_report
+from commlib.tools.bench import kernels, phases_report, result
 from commlib.tools.cli import COMMANDS, main
 from commlib.tools.cli.options import Seconds
 from commlib.tools.report.run import Output
@@ -50,7 +50,7 @@ def test_help_loads_and_starts_nothing_that_takes_time():
 
 def test_importing_the_command_line_loads_nothing_heavy():
     modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "report.chart"]
-    modules += [f"cli.bench.{name}" for name in ("show", "compare", "kernels")]
+    modules += [f"cli.bench.{name}" for name in ("command", "compare", "kernels")]
     heavy = "{'torch', 'commlib._native', 'numpy', 'mpi4py', 'matplotlib', 'rich'}"
     names = ", ".join(f"commlib.tools.{module}" for module in modules)
     code = f"import sys, {names}; print(sorted({heavy} & set(sys.modules)))"
@@ -222,7 +222,7 @@ def test_the_version_is_the_installed_one(command):
 
 
 MEASURING = {
-    "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --full -o found.json": "bench/schema.json",
+    "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --full -o found.json": result.KIND,
     "bench index --dim 96 --device cpu -n 2,3 -o found.json": kernels.KIND,
     "bench attention --dim 32 --device cpu -b 1,2 -l 20 -o found.json": kernels.KIND,
     "bench barrier --phases --backend shm -o found.json": phases_report.KIND,
@@ -274,6 +274,8 @@ REFUSED = {
         ("-W 32", "messages in flight are --window 32"),
         ("--nobody", "no option --nobody; see"),
         ("--formt json", "no option --formt; did you mean --format? see"),
+        ("allreduce", "; did you mean all_reduce?"),
+        ("--time 5x", "'5x' is no finite time above 0: write 5, 5s, 2m or 1h"),
     ],
     "bench -n 2": [
         ("all_reduces", "no collective 'all_reduces'; did you mean all_reduce?; there are all_reduce, "),

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 
 from commlib.debug import metrics
 from commlib.errors import CommError
-from commlib.tools.bench.rows import KIND, measured, median_us, rivals
-from commlib.tools.cli.bench.show import show
-from commlib.tools.cli.bench.view import BenchView
+from commlib.tools.bench.result import KIND, measured, median_us, rivals
+from commlib.tools.bench.view import BenchView
+from commlib.tools.cli.bench.command import show
 from commlib.tools.cli.report.pages import write_pages
 from commlib.tools.cli.report.run import Folder
 from commlib.tools.report import chart, files
@@ -127,6 +127,14 @@ def test_a_run_prints_as_it_goes_what_the_whole_document_gives(capsys, tmp_path)
     printed = capsys.readouterr().out
     assert printed == "# opening\n#\n# all_reduce\n# size\n     8\n#\n# barrier\n# size\n     0\n# all\n"
     assert Plain(json.loads(path.read_text()), 80).table() + "\n" == printed
+
+
+def test_the_head_comes_before_the_start_and_only_what_came_to_it_after(capsys, monkeypatch) -> None:
+    output, heads = Output(Plain), iter([["# opening"], ["# opening", "# limit"]])
+    monkeypatch.setattr(Plain, "opening", lambda self: next(heads))
+    for printed in ("# opening\n", "# limit\n"):
+        output.open(Sizes(), 1)
+        assert capsys.readouterr().out == printed
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])

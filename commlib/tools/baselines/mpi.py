@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from commlib.bootstrap import mpi as launcher
+from commlib.collectives import Call, Collective
 from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
+from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.tools.baselines import pmi
-from commlib.tools.baselines.peer import CallTable, Message, averaged, neighbours
+from commlib.tools.baselines.peer import Message, Peer, averaged, neighbours
 from commlib.tools.timing import Empty, Prepare, Run, Started, plain
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 MPICH_BFLOAT16 = 0x4C00024C  # MPIX_BFLOAT16: mpi4py has no name for it
 _REDOPS = {"avg": "SUM", **{name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor")}}
@@ -33,7 +31,7 @@ ONE_HOST = ("shm", "nccl")  # backends
 FIRST_BLOCK = ("reduce_scatter", "reduce_scatterv")
 
 
-class Mpi(CallTable):
+class Mpi(Peer):
     """The MPI whose mpirun started this job, or MPICH among ranks that others started, on the CPU's memory."""
 
     name = "mpi"
@@ -42,7 +40,6 @@ class Mpi(CallTable):
     own = False  # MPI was started here
 
     def lacks(self, comm: Communicator) -> str:
-        """Say what keeps MPI from being these ranks' world."""
         if self.graph:
             return "a CUDA graph cannot hold calls of MPI"
         if not launcher.is_launcher():
@@ -56,7 +53,6 @@ class Mpi(CallTable):
         return self._other_world(comm)
 
     def join(self, comm: Communicator) -> None:
-        """Start MPI in this process, unless mpirun did."""
         if not launcher.is_launcher():
             self._begin(comm)
         self.title = self.library.get_vendor()[0]
@@ -72,7 +68,6 @@ class Mpi(CallTable):
             raise Unsupported(other)
 
     def stop(self) -> None:
-        """End MPI where it was started here."""
         if self.own:
             self.library.Finalize()
 
@@ -82,7 +77,7 @@ class Mpi(CallTable):
             return ""
         return f"rank {comm.rank} of {comm.size} is rank {world.rank} of {world.size} in MPI; start it under mpirun"
 
-    def empty(self, comm: Communicator) -> Empty:
+    def allocator(self, comm: Communicator) -> Empty:
         """Return what allocates on the CPU, whatever device ours work on."""
         return plain
 
@@ -102,7 +97,6 @@ class Mpi(CallTable):
         return prepare
 
     def messages(self, window: Sequence[Message]) -> Run:
-        """Return MPI's Isend and Irecv of each."""
         mpi = self.library
         start = {True: mpi.COMM_WORLD.Isend, False: mpi.COMM_WORLD.Irecv}
         memory = [[mpi.buffer.fromaddress(x.data_ptr(), x.nbytes), mpi.BYTE] for x, _, _ in window]
@@ -132,16 +126,12 @@ class _Call:
         self.unit = 1 if reduces else call.dtype.itemsize  # moving data needs no element type
         self.kind = _element(mpi, call.dtype, call.redop) if reduces else mpi.BYTE
         self.op = getattr(mpi, _REDOPS[call.redop])
-        self.x, self.out = self.whole(self.tensor), self.whole(self.result)
-        self.own = mpi.IN_PLACE if in_place else self.x
+        self.x, self.out = self.blocks(self.tensor, 1), self.blocks(self.result, 1)
+        self.input = mpi.IN_PLACE if in_place else self.x
 
-    def whole(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """Return all of a tensor."""
-        return self._memory(tensor), tensor.numel() * self.unit, self.kind
-
-    def blocks(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """Return a tensor of one block for each rank, by the length of a block."""
-        return self._memory(tensor), tensor.numel() * self.unit // self.call.size, self.kind
+    def blocks(self, tensor: torch.Tensor, count: int = 0) -> tuple[Any, ...]:
+        """Return a tensor of so many equal blocks, one for each rank unless told, by the length of a block."""
+        return self._memory(tensor), tensor.numel() * self.unit // (count or self.call.size), self.kind
 
     def cut(self, tensor: torch.Tensor, sizes: Sequence[int]) -> tuple[Any, ...]:
         """Return a tensor of blocks of these sizes."""
@@ -149,7 +139,6 @@ class _Call:
         return self._memory(tensor), (counts, [0, *accumulate(counts)][:-1]), self.kind
 
     def at_root(self, here: Any, elsewhere: Any = None) -> Any:
-        """Return what the root passes, or the others."""
         return here if self.is_root else elsewhere
 
     def _memory(self, tensor: torch.Tensor) -> Any:
@@ -171,32 +160,23 @@ def _all_to_allv(c: _Call) -> tuple[Any, ...]:
 
 
 def _scatter(c: _Call) -> tuple[Any, ...]:
-    own = c.mpi.IN_PLACE if c.in_place and c.is_root else c.out
-    return c.comm.Scatter, c.at_root(c.blocks(c.tensor)), own, c.call.root
-
-
-def _send_recv(c: _Call) -> tuple[Any, ...]:
-    after, before = neighbours(c.call)
-    return c.comm.Sendrecv, c.x, after, 0, c.out, before, 0
+    output = c.mpi.IN_PLACE if c.in_place and c.is_root else c.out
+    return c.comm.Scatter, c.at_root(c.blocks(c.tensor)), output, c.call.root
 
 
 # What is called, and with which arguments.
 CALLS: dict[str, Callable[[_Call], tuple[Any, ...]]] = {
-    "all_reduce": lambda c: (c.comm.Allreduce, c.own, c.out, c.op),
-    "all_gather": lambda c: (c.comm.Allgather, c.own, c.blocks(c.result)),
-    "all_gatherv": lambda c: (c.comm.Allgatherv, c.own, c.cut(c.result, ragged(c.call))),
+    "all_reduce": lambda c: (c.comm.Allreduce, c.input, c.out, c.op),
+    "all_gather": lambda c: (c.comm.Allgather, c.input, c.blocks(c.result)),
+    "all_gatherv": lambda c: (c.comm.Allgatherv, c.input, c.cut(c.result, ragged(c.call))),
     "reduce_scatter": lambda c: (c.comm.Reduce_scatter_block, c.blocks(c.tensor), c.out, c.op),
     "reduce_scatterv": lambda c: (c.comm.Reduce_scatter, c.x, c.out, list(ragged(c.call)), c.op),
     "broadcast": lambda c: (c.comm.Bcast, c.out, c.call.root),
-    "reduce": lambda c: (c.comm.Reduce, c.at_root(c.own, c.x), c.at_root(c.out), c.op, c.call.root),
-    "all_to_all": lambda c: (
-        c.comm.Alltoall,
-        c.mpi.IN_PLACE if c.in_place else c.blocks(c.tensor),
-        c.blocks(c.result),
-    ),
+    "reduce": lambda c: (c.comm.Reduce, c.at_root(c.input, c.x), c.at_root(c.out), c.op, c.call.root),
+    "all_to_all": lambda c: (c.comm.Alltoall, c.input if c.in_place else c.blocks(c.tensor), c.blocks(c.result)),
     "all_to_allv": _all_to_allv,
-    "gather": lambda c: (c.comm.Gather, c.at_root(c.own, c.x), c.at_root(c.blocks(c.result)), c.call.root),
+    "gather": lambda c: (c.comm.Gather, c.at_root(c.input, c.x), c.at_root(c.blocks(c.result)), c.call.root),
     "scatter": _scatter,
-    "send_recv": _send_recv,
+    "send_recv": lambda c: (c.comm.Sendrecv, c.x, neighbours(c.call)[0], 0, c.out, neighbours(c.call)[1], 0),
     "barrier": lambda c: (c.comm.Barrier,),
 }

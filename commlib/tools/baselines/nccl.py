@@ -5,28 +5,23 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from commlib.backends.nccl_control import within
+from commlib.collectives import Call, Collective
+from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
-from commlib.tools.baselines.peer import START_S, CallTable, Message, in_turn, neighbours
+from commlib.tools.baselines.peer import START_S, Message, Peer, in_turn, neighbours
 from commlib.tools.timing import Prepare, Run
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 LIBRARY = "libnccl.so.2"
 BYTES = 1  # ncclUint8: moving data needs no element type
 UNIQUE_ID_BYTES = 128
-_NAMES = (
-    *("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"),
-    *("float8_e4m3fn", "float8_e5m2"),
-)
-_TYPES = {name: code for code, name in enumerate(_NAMES)}
-_REDOPS = {name: code for code, name in enumerate(("sum", "prod", "max", "min", "avg"))}
+# ncclDataType_t and ncclRedOp_t, in their order
+TYPES = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16 float8_e4m3fn float8_e5m2".split()
+REDOPS = ("sum", "prod", "max", "min", "avg")
 Pointer = ctypes.c_void_p
 
 
@@ -36,7 +31,7 @@ class _UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * UNIQUE_ID_BYTES),)
 
 
-class Nccl(CallTable):
+class Nccl(Peer):
     """One communicator, made and ended by all ranks together."""
 
     name = "nccl"
@@ -48,7 +43,6 @@ class Nccl(CallTable):
         self.comm = Pointer()
 
     def lacks(self, comm: Communicator) -> str:
-        """Say what is missing for NCCL to be called."""
         if comm.device.type != "cuda":
             return f"NCCL needs GPUs; this job is on {comm.device.type}"
         try:
@@ -58,14 +52,12 @@ class Nccl(CallTable):
         return ""
 
     def opened(self) -> ctypes.CDLL:
-        """Open the library, which the process has: torch's; OSError says why it cannot be."""
         try:
             return ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise OSError(f"{LIBRARY} cannot be loaded ({error}); install torch for CUDA") from None
 
     def join(self, comm: Communicator) -> None:
-        """Make a communicator of the same ranks."""
         self.lib.ncclGetErrorString.restype = ctypes.c_char_p
         unique = _UniqueId()
         if comm.rank == 0:
@@ -77,8 +69,6 @@ class Nccl(CallTable):
         self.check(within(START_S, "ncclCommInitRank", partial(init, *arguments)), "ncclCommInitRank")
 
     def prepare(self, collective: Collective, in_place: bool) -> Prepare:
-        """Return NCCL's call of that name."""
-
         def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
             make = CALLS.get(collective.name)
             if make is None:
@@ -90,7 +80,6 @@ class Nccl(CallTable):
         return prepare
 
     def messages(self, window: Sequence[Message]) -> Run:
-        """Return NCCL's sends and receives as one group."""
         bare = [
             self.bare("ncclSend" if sends else "ncclRecv", Pointer(x.data_ptr()), *_bytes(x.nbytes), ctypes.c_int(rank))
             for x, rank, sends in window
@@ -98,7 +87,6 @@ class Nccl(CallTable):
         return in_turn(self.lib.ncclGroupStart, *bare, self.lib.ncclGroupEnd)
 
     def bare(self, name: str, *arguments: Any) -> Run:
-        """Return the call of a function, on the stream that is current then."""
         function = getattr(self.lib, name, None)
         if function is None:
             raise Unsupported(f"this NCCL has no {name}")
@@ -109,14 +97,12 @@ class Nccl(CallTable):
         return partial(function, *arguments, stream())
 
     def stop(self) -> None:
-        """End the communicator, once what was enqueued is done."""
         if self.comm.value:
             torch.cuda.synchronize()
             self.check(within(START_S, "ncclCommDestroy", partial(self.lib.ncclCommDestroy, self.comm)), "the end")
             self.comm = Pointer()
 
     def check(self, result: int, what: str) -> None:
-        """Raise what NCCL reports."""
         if result != 0:
             raise CommError(f"{what}: {self.lib.ncclGetErrorString(result).decode()}")
 
@@ -129,33 +115,25 @@ make = Nccl
 
 
 class _Call:
-    """The arguments of one call, as ctypes wants them."""
-
     def __init__(self, owner: Nccl, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
-        self.owner, self.call = owner, call
+        self.to, self.lib, self.call = owner.bare, owner.lib, call
         self.x, self.out, self.root = Pointer(x.data_ptr()), Pointer(out.data_ptr()), ctypes.c_int(call.root)
         self.moved = _bytes(call.count * call.dtype.itemsize)
-
-    def to(self, name: str, *arguments: Any) -> Run:
-        """Return the call of a function."""
-        return self.owner.bare(name, *arguments)
 
     def reduced(self) -> tuple[Any, ...]:
         """Return count, type and reduction; Unsupported names what NCCL lacks."""
         name = str(self.call.dtype).removeprefix("torch.")
-        if name not in _TYPES or self.call.redop not in _REDOPS:
+        if name not in TYPES or self.call.redop not in REDOPS:
             raise Unsupported(f"NCCL does not reduce {name} by {self.call.redop}")
-        codes = ctypes.c_int(_TYPES[name]), ctypes.c_int(_REDOPS[self.call.redop])
+        codes = ctypes.c_int(TYPES.index(name)), ctypes.c_int(REDOPS.index(self.call.redop))
         return ctypes.c_size_t(self.call.count), *codes
 
 
 def _bytes(number: int) -> tuple[Any, Any]:
-    """Return count and type of so many bytes."""
     return ctypes.c_size_t(number), ctypes.c_int(BYTES)
 
 
 def stream() -> Pointer:
-    """Return the current stream as C takes it."""
     return Pointer(torch.cuda.current_stream().cuda_stream)
 
 
@@ -163,7 +141,7 @@ def _send_recv(c: _Call) -> Run:
     after, before = neighbours(c.call)
     send = c.to("ncclSend", c.x, *c.moved, ctypes.c_int(after))
     recv = c.to("ncclRecv", c.out, *c.moved, ctypes.c_int(before))
-    return in_turn(c.owner.lib.ncclGroupStart, send, recv, c.owner.lib.ncclGroupEnd)
+    return in_turn(c.lib.ncclGroupStart, send, recv, c.lib.ncclGroupEnd)
 
 
 CALLS: dict[str, Callable[[_Call], Run]] = {

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.collectives import Call, Collective
+from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.tools.timing import Candidate, Empty, Prepare, Run, plain_on
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 START_S = 120.0  # for all ranks to join what a peer makes
 Message = tuple[torch.Tensor, int, bool]  # a tensor, to or from which rank, whether it is sent
 
 
-class Peer(ABC):
-    """One library on the ranks of a communicator; `reason` says why it makes no calls, "" if it does."""
+class Peer:
+    """One library on the ranks of a communicator; `reason` says why it makes no calls, "" if it does.
+
+    The simplest kind has `calls`: for each collective that it has, a function of (x, out, call) that returns the call.
+    """
 
     name: str
     title = ""  # of its line in a picture; "" for its name
     labels: tuple[str, ...]  # of its rows; more than one if it has several ways to make a call
     graph = False  # its calls will be captured
     reason = ""
+    calls: Mapping[str, Prepare] = {}  # read only
 
     def start(self, comm: Communicator, graph: bool) -> None:
         """Join the other ranks, or note on all of them why it cannot; every rank calls it."""
@@ -43,14 +43,6 @@ class Peer(ABC):
             failure = f"{self.name} did not start: {(str(error).splitlines() or [''])[0][:200]}"
         self.reason = _first(comm, failure)
 
-    def lines(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return one candidate for each label, in their order."""
-        return self.refused(self.reason, in_place) if self.reason else self.candidates(comm, collective, in_place)
-
-    def refused(self, reason: str, in_place: bool) -> list[Candidate]:
-        """Return a candidate for each label that says why it makes no call."""
-        return [Candidate(label, refusing(reason), in_place) for label in self.labels]
-
     def lacks(self, comm: Communicator) -> str:
         """Say what this rank lacks for it, "" for nothing; talks to nobody."""
         return ""
@@ -58,9 +50,27 @@ class Peer(ABC):
     def join(self, comm: Communicator) -> None:
         """Start together with the other ranks."""
 
-    @abstractmethod
+    def stop(self) -> None:
+        """Leave; what was not started is left as it is."""
+
+    def lines(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
+        """Return one candidate for each label, in their order."""
+        return self.refused(self.reason, in_place) if self.reason else self.candidates(comm, collective, in_place)
+
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return its ways to make the calls of a collective."""
+        """Return its ways to make the calls of a collective; what it lacks is refused before it is called."""
+        return [Candidate(self.labels[0], self.prepare(collective, in_place), in_place, self.allocator(comm))]
+
+    def refused(self, reason: str, in_place: bool) -> list[Candidate]:
+        return [Candidate(label, refusing(reason), in_place) for label in self.labels]
+
+    def allocator(self, comm: Communicator) -> Empty:
+        """Return what allocates its tensors: the function of ours, so that all share them."""
+        return plain_on(comm.device)
+
+    def prepare(self, collective: Collective, in_place: bool) -> Prepare:
+        """Return what makes a call ready, or raises Unsupported."""
+        return self.calls.get(collective.name) or refusing(f"{self.name} has no {collective.name}")
 
     def messages(self, window: Sequence[Message]) -> Run:
         """Return what has all these messages in flight at once, and returns when they are done."""
@@ -70,31 +80,8 @@ class Peer(ABC):
         """Return what starts a call that `candidates` made ready; what it returns has wait()."""
         raise Unsupported(f"{self.name} has no calls that are started and waited for later")
 
-    def stop(self) -> None:
-        """Leave; what was not started is left as it is."""
-
-
-class CallTable(Peer):
-    """A peer with one function for each collective that it has: on plain tensors (x, out, call) it returns the call."""
-
-    calls: Mapping[str, Prepare] = {}  # read only
-
-    def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return the one candidate, which refuses what the library lacks before it is called."""
-        return [Candidate(self.labels[0], self.prepare(collective, in_place), in_place, self.empty(comm))]
-
-    def empty(self, comm: Communicator) -> Empty:
-        """Return what allocates its tensors: the function of ours, so that all share them."""
-        return plain_on(comm.device)
-
-    def prepare(self, collective: Collective, in_place: bool) -> Prepare:
-        """Return what makes a call ready, or raises Unsupported."""
-        return self.calls.get(collective.name) or refusing(f"{self.name} has no {collective.name}")
-
 
 def in_turn(*steps: Run) -> Run:
-    """Return the steps as one call."""
-
     def run() -> None:
         for step in steps:
             step()

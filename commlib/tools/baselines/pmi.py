@@ -80,7 +80,6 @@ def started() -> None:
 
 
 def serve(listener: socket.socket, size: int) -> None:
-    """Answer so many ranks until they have gone."""
     values = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}  # all on this host
     name = f"commlib_{secrets.token_hex(8)}"  # MPI names its memory after it
     barrier = threading.Barrier(size)

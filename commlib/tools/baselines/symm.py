@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from commlib.collectives import Call, Collective
+from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.tools.baselines.peer import Peer
 from commlib.tools.baselines.torch import join_default_group, leave_default_group
 from commlib.tools.timing import Candidate, Run
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 DTYPES = (torch.float32, torch.bfloat16)  # what its kernels add
 
@@ -28,19 +26,16 @@ class Symm(Peer):
     labels = ("symm_oneshot", "symm_twoshot")
 
     def lacks(self, comm: Communicator) -> str:
-        """Say what is missing for symmetric memory of torch's."""
         if comm.device.type != "cuda":
             return f"torch's symmetric memory is on GPUs; this job is on {comm.device.type}"
         return "" if hasattr(torch.ops.symm_mem, "one_shot_all_reduce_out") else "this torch has no one-shot all_reduce"
 
     def join(self, comm: Communicator) -> None:
-        """Make the process group, and the collective that symmetric memory wants before it."""
         self._device = comm.device
         join_default_group(comm)
         dist.all_reduce(torch.ones(1, device=comm.device))
 
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return both, each for the one form that it has."""
         if collective.name != "all_reduce":
             return self.refused(f"torch.ops.symm_mem has no {collective.name} to compare with", in_place)
         found = self.refused(f"it works {'out of' if in_place else 'in'} place only", in_place)
@@ -49,7 +44,6 @@ class Symm(Peer):
         return found
 
     def stop(self) -> None:
-        """Leave the process group."""
         leave_default_group()
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -74,5 +68,4 @@ def _prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
 
 
 def group_name() -> Any:
-    """Return what the operations take for torch's default process group."""
     return dist.group.WORLD.group_name  # type: ignore[union-attr]  # join() made it

@@ -6,21 +6,19 @@ import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from commlib.collectives import Call, Collective
 from commlib.collectives.all_to_all import split_table
+from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.redops import REDOPS
-from commlib.tools.baselines.peer import START_S, CallTable, Message, averaged, in_turn, neighbours
+from commlib.tools.baselines.peer import START_S, Message, Peer, averaged, in_turn, neighbours
 from commlib.tools.timing import Prepare, Run, Started
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 # torch's reductions by name; gloo has no average: users divide.
 _OPS = {name: getattr(dist.ReduceOp, name.upper(), None) for name in REDOPS}
@@ -31,7 +29,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Torch(CallTable):
+class Torch(Peer):
     """torch.distributed with gloo, or NCCL on GPUs."""
 
     name = "torch"
@@ -39,11 +37,9 @@ class Torch(CallTable):
     labels = ("torch",)
 
     def lacks(self, comm: Communicator) -> str:
-        """Say whether this torch was built without it."""
         return "" if dist.is_available() else "this torch has no torch.distributed; install one that has"
 
     def join(self, comm: Communicator) -> None:
-        """Make torch's default process group of the same ranks."""
         join_default_group(comm)
 
     def prepare(self, collective: Collective, in_place: bool) -> Prepare:
@@ -61,18 +57,15 @@ class Torch(CallTable):
         return prepare
 
     def messages(self, window: Sequence[Message]) -> Run:
-        """Return torch's isend and irecv of each."""
         return Started([partial(dist.isend if sends else dist.irecv, _bytes(x), rank) for x, rank, sends in window])
 
     def later(self, run: Run) -> Run:
-        """Return the call with async_op=True."""
         if not str(getattr(run, "func", run).__module__).startswith("torch.distributed"):
             raise Unsupported(f"torch.distributed with {dist.get_backend()} makes this call in several steps")
         call: Callable[..., object] = run
         return partial(call, async_op=True)
 
     def stop(self) -> None:
-        """Leave the process group."""
         leave_default_group()
 
 
@@ -98,7 +91,6 @@ def join_default_group(comm: Communicator) -> None:
 
 
 def leave_default_group() -> None:
-    """End torch's default process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -120,7 +112,6 @@ def _all_to_allv(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
 
 
 def _parts(whole: torch.Tensor, call: Call) -> list[torch.Tensor] | None:
-    """Return the root's tensor in blocks; the others pass none."""
     return list(whole.chunk(call.size)) if call.rank == call.root else None
 
 

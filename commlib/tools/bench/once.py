@@ -44,7 +44,6 @@ def command(tool: str, job: Job, ranks: int | None, words: Sequence[str]) -> lis
 
 
 def main(job: Job) -> int:
-    """Make the call a few times on all ranks; a profiler looks at the last one of rank 0."""
     with joined(job) as comm:
         if comm.device.type != "cuda":
             raise Unsupported(
@@ -62,7 +61,6 @@ def main(job: Job) -> int:
 
 
 def _candidate(comm: Communicator, job: Job, collective: Collective) -> Candidate:
-    """Return the algorithm that was named, or the public call under the plan in force."""
     in_place, (name,) = forms(job, collective)[0], job.algorithms
     if name in PLANS_CHOICE:
         return Candidate(name, public_call(comm, collective), in_place, plain_on(comm.device))

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from commlib.communicator import Communicator
 from commlib.counts import counted
-from commlib.tools.bench.phases import GPU, HOST, Parts, Phases, Traced
-from commlib.tools.bench.rows import type_text
+from commlib.tools.bench.phases import GPU, HOST, TRACKS, Parts, Phases, Spans, Traced
+from commlib.tools.bench.result import type_text
 from commlib.tools.debug.trace import Event, named
 from commlib.tools.report.chart import Bar, Panel
 from commlib.tools.report.document import Document, Kind, Report, Row
@@ -21,7 +21,6 @@ from commlib.tools.report.formats import csv_text
 from commlib.tools.report.schema import Number
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View, device, grouped, unfinished
-from commlib.tools.timing.phases import TRACKS, Spans
 
 TRACED = 8  # calls in a trace, from the usual one on, which is in the picture
 SHORTEST = 1 / 500  # of the picture: shorter phases would not be seen there

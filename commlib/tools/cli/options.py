@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,6 +51,37 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # click has one since
 POSITIVE = Finite(0, min_open=True)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+Command = Callable[..., Any]
+
+
+class GroupedOption(click.Option):
+    """An option that stands below a heading of its command's help."""
+
+    def __init__(self, *names: Any, group: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group = group
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Leave out the range, such as [x>=1]."""
+        return {name: text for name, text in super().get_help_extra(ctx).items() if name != "range"}
+
+
+def grouped_options(group: str) -> Callable[..., Callable[[Command], Command]]:
+    """Return click.option for the options below one heading."""
+    return partial(click.option, cls=GroupedOption, group=group)
+
+
+def write_groups(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write a command's options below their headings."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+            sections.setdefault(getattr(param, "group", "Output"), []).append(record)
+    for heading, records in sections.items():
+        with formatter.section(heading):
+            formatter.write_dl(records)
 
 
 def picture(bare: str, text: str) -> dict[str, Any]:

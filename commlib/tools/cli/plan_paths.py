@@ -11,7 +11,7 @@ from commlib.collectives import COLLECTIVES
 from commlib.counts import counted
 from commlib.plan import Explanation, Plan, Query
 from commlib.tools.bench.expected import Results, expected
-from commlib.tools.bench.rows import KIND as BENCH
+from commlib.tools.bench.result import KIND as BENCH
 from commlib.tools.report.document import Kind
 
 # How data gets to the peers, by what names of algorithms begin with; the longest that fits counts.

@@ -47,6 +47,7 @@ class Output:
         self.unread = False  # the reader of stdout has gone
         self._report: Report | None = None
         self._series: Any = None  # the one that has its head
+        self._head: list[str] = []  # the lines that are printed
 
     @property
     def wanted(self) -> bool:
@@ -67,7 +68,10 @@ class Output:
         self._report = report
         self._shown = self.view(report.document(complete=False))
         self._progress = Progress(parts, self._shown.width, self.speaks)
-        self.say(fold(self._shown.opening(), self._shown.width))
+        page = self.form == PAGE
+        head = self._shown.page_head() if page else fold(self._shown.opening(), self._shown.width)
+        self.say(head[len(self._head) :], PAGE if page else "table")
+        self._head = head
 
     def show(self, done: int, what: str) -> bool:
         """Say to a person how far the run is; return whether there is still somebody to measure for."""
@@ -81,9 +85,9 @@ class Output:
             self.say([*(view.head(shown) if series != self._series else []), *view.body(shown)])
             self._series = series
 
-    def say(self, lines: Sequence[str]) -> None:
-        """Print lines of the table, unless another form is asked for."""
-        if self.speaks and self.form == "table":
+    def say(self, lines: Sequence[str], form: str = "table") -> None:
+        """Print lines of a form, unless another one is asked for."""
+        if self.speaks and self.form == form:
             self._progress.clear()
             self._print(lines)
 
@@ -99,9 +103,10 @@ class Output:
             return
         view = self.view(self._report.document(ended), self._shown.width)
         forms = [self.form, *self._write(view)]
-        self._print(view.ending() if self.form == "table" else [view.render(self.form)])
         if self.form == PAGE:
-            self._print(view.where(self.path, self.picture))
+            self._print([*view.page_rest(), *view.where(self.path, self.picture)])
+        else:
+            self._print(view.ending() if self.form == "table" else [view.render(self.form)])
         if ended and any(form in CUT_OFF for form in forms):
             self._warn(f"{ended}: not complete")
 

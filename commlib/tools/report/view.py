@@ -67,6 +67,14 @@ class View(ABC):
     def ending(self) -> list[str]:
         return fold(self.closing(), self.width)
 
+    def page_head(self) -> list[str]:
+        """Return what a run prints at once where its form is a page."""
+        return []
+
+    def page_rest(self) -> list[str]:
+        """Return what it prints in the end."""
+        return []
+
     def where(self, path: Path | None, picture: Path | None) -> list[str]:
         """Return what a run prints below a page: where the rest is."""
         return []

@@ -8,24 +8,23 @@ from commlib.tools.timing.candidate import (
     Prepare,
     Run,
     Started,
-    cpu_share,
+    bits,
+    differing,
     pinned,
     plain,
     plain_on,
+    poison,
     public_call,
     twin_of,
 )
 from commlib.tools.timing.figures import Fit, Ratio, fit_latency_and_rate, ratio_of_medians
 from commlib.tools.timing.graph import own_stream
-from commlib.tools.timing.limit import Limit, measure_limit
 from commlib.tools.timing.protocol import buffers_of, measure, measure_alone, measure_calls
-from commlib.tools.timing.truth import bits, differing, poison
 
 __all__ = [
     "Candidate",
     "Empty",
     "Fit",
-    "Limit",
     "Measurement",
     "Prepare",
     "Protocol",
@@ -35,7 +34,6 @@ __all__ = [
     "bits",
     "block_seconds",
     "buffers_of",
-    "cpu_share",
     "differing",
     "environment",
     "fingerprint",
@@ -43,7 +41,6 @@ __all__ = [
     "measure",
     "measure_alone",
     "measure_calls",
-    "measure_limit",
     "own_stream",
     "pinned",
     "plain",

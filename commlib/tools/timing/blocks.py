@@ -71,11 +71,9 @@ class Measurement:
 
     @property
     def median_s(self) -> float:
-        """The figure to print."""
         return statistics.median(self.times_s)
 
     def percentile_s(self, percent: float) -> float:
-        """Return the block time that `percent` of the blocks did not exceed."""
         return sorted(self.times_s)[round(percent / 100 * (len(self.times_s) - 1))]
 
 
@@ -91,7 +89,6 @@ class Alone:
         """Wait for nobody."""
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Return what the one rank passed."""
         return [obj]
 
 
@@ -111,7 +108,6 @@ def undisturbed() -> Iterator[None]:
 
 
 def block_seconds(comm: Group) -> float:
-    """Return how long a block is unless the protocol says."""
     return LONG_BLOCK_S if comm.device.type == "cuda" or comm.size > (os.cpu_count() or 1) else BLOCK_S
 
 
@@ -184,7 +180,6 @@ def take_turns(comm: Group, entries: list[Entry], protocol: Protocol, begun: tup
 
 
 def _calibrate(comm: Group, entry: Entry, protocol: Protocol) -> None:
-    """Warm up, and find how many iterations fill a block."""
     assert protocol.block_s is not None
     block(comm, entry, protocol.warmup)
     count = protocol.iterations or 1
@@ -275,5 +270,4 @@ def _race(comm: Group, entries: list[Entry], ratio: float) -> list[Entry]:
 
 
 def slowest(comm: Group, seconds: float) -> float:
-    """Return the slowest rank's time on all ranks."""
     return float(max(comm.all_gather_object(seconds)))

@@ -75,7 +75,6 @@ class Starter:
         return float(before.elapsed_time(after)) * 1e-3
 
     def close(self) -> None:
-        """Give the graph back: NCCL waits for those that hold its calls."""
         torch.cuda.synchronize()
         if self._barrier is not None:
             self._barrier.reset()

@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from commlib.collectives.spec import Call, Collective, Fold
+from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported, one_line
 from commlib.tools.timing import graph
 from commlib.tools.timing.blocks import (
@@ -24,12 +26,7 @@ from commlib.tools.timing.blocks import (
     take_turns,
     undisturbed,
 )
-from commlib.tools.timing.candidate import Candidate, Run
-from commlib.tools.timing.truth import Truth
-
-if TYPE_CHECKING:
-    from commlib.collectives.spec import Call, Collective, Fold
-    from commlib.communicator import Communicator
+from commlib.tools.timing.candidate import Candidate, Run, Truth
 
 
 def measure(
@@ -91,7 +88,6 @@ def measure_calls(
 def measure_alone(
     device: torch.device, calls: Mapping[str, Sequence[Run]], protocol: Protocol, name: str
 ) -> list[Measurement]:
-    """Time rows of calls on one device, without ranks."""
     return measure_calls(Alone(device), calls, protocol, name)
 
 
@@ -121,7 +117,6 @@ def _prepare_all(
 
 
 def buffers_of(collective: Collective, call: Call, candidate: Candidate) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate input and output of a candidate's call."""
     elements_in, elements_out = collective.shapes(call)
     if not candidate.in_place:
         return candidate.empty(elements_in, call.dtype), candidate.empty(elements_out, call.dtype)

@@ -1,20 +1,25 @@
-"""`commlib bench`: time collectives and algorithms beside other libraries; compare and show what was measured."""
+"""`commlib bench`: time collectives and algorithms next to other libraries; show and compare what was measured."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
+from commlib.counts import counted
 from commlib.tools.baselines import PEERS
 from commlib.tools.baselines.kernels import KERNELS
+from commlib.tools.bench.result import KIND, only
+from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
-from commlib.tools.cli.bench.view import BenchView
-from commlib.tools.cli.options import EXISTING, FILE, POSITIVE, Finite, read_bytes
+from commlib.tools.cli.options import EXISTING, FILE, Finite, Seconds, grouped_options, read_bytes, write_groups
 from commlib.tools.cli.ranks import started
-from commlib.tools.report import nsight
+from commlib.tools.report import files, nsight
+from commlib.tools.report.chart import check_name
 
 # What may stand in place of the first OP: name → (module:command, help).
 SUBCOMMANDS = {
@@ -22,7 +27,7 @@ SUBCOMMANDS = {
         "commlib.tools.cli.bench.compare:compare",
         "Compare two files of results; exit 1 if the second is slower.",
     ),
-    "show": ("commlib.tools.cli.bench.show:show", "Print a file of results again, or in another form."),
+    "show": ("commlib.tools.cli.bench.command:show", "Print a file of results again, or in another form."),
     **{name: (f"commlib.tools.cli.bench.kernels:{name}", kernel.help) for name, kernel in KERNELS.items()},
 }
 
@@ -37,8 +42,8 @@ class _Bench(LazyGroup):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Read the words as the subcommand's, or as our own."""
-        own = click.Context(self, info_name=info_name, parent=parent)
-        if args and (command := self.get_command(own, args[0])) is not None:
+        context = click.Context(self, info_name=info_name, parent=parent)
+        if args and (command := self.get_command(context, args[0])) is not None:
             return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
@@ -48,81 +53,88 @@ class _Bench(LazyGroup):
         try:
             return click.Command.parse_args(self, ctx, args)
         except click.NoSuchOption as error:
-            from commlib.tools.bench.foreign import remedy
+            from commlib.tools.cli.bench.foreign import remedy
 
             if text := remedy(error.option_name, words):
                 raise click.UsageError(text, ctx) from None
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Measure."""
         return click.Command.invoke(self, ctx)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_groups(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
 
-_PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
+
+what, long, others, output = map(
+    grouped_options, ("What to measure", "How long, and on which ranks", "Next to whom", "Output")
+)
+BACKENDS, BINDS = click.Choice(["auto", "nccl", "shm", "torch"]), click.Choice(["auto", "core", "none"])
+FORMS, FACTOR = click.Choice(["both", "in", "out"]), Finite(1, min_open=True)
 
 
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
 @click.argument("ops", nargs=-1, metavar="[OP]...")
-@click.option("-n", "--ranks", type=click.IntRange(1), help="Start N ranks here; without it, join the launcher's.")
-@click.option("-b", "--min-bytes", callback=read_bytes, help="Smallest size (K, M, G are binary).  [default: 8]")
-@click.option("-e", "--max-bytes", callback=read_bytes, help="Largest size.  [default: 64M, 8M without OP]")
-@click.option(
-    "-f",
-    "--factor",
-    type=Finite(1, min_open=True),
-    help="Ratio of one size to the one before, such as 2 or 1.4142.  [default: 8, 32 without OP]",
+@what("-b", "--min-bytes", metavar="SIZE", callback=read_bytes, help="Smallest.  [default: 8]")
+@what(
+    "-e",
+    "--max-bytes",
+    metavar="SIZE",
+    callback=read_bytes,
+    help="Largest.  [default: 64M; 8M without OP or below 10 s]",
 )
-@click.option("--sizes", metavar="A,B", help="Sizes in place of -b, -e, -f: bytes or ROWSxHIDDEN; 16x7168:bf16.")
-@click.option("-d", "--dtype", default="float32", help="Element types a,b (bf16, half … too), or all.")
-@click.option("--redop", default="sum", help="Reductions a,b, or all.")
-@click.option("-r", "--root", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
-@click.option("--algorithms", default="all", help="all, auto (the plan's choice) or names: a,b.")
-@click.option("--peers", default="auto", help=f"Other libraries to measure: auto, none, or a,b.  ({_PEERS})")
-@click.option("--peer", type=EXISTING, multiple=True, help="File whose make() returns one more peer.")
-@click.option("--params", multiple=True, metavar="NAME=A,B", help="Also measure all combinations of these parameters.")
-@click.option("--baseline", help="Speed-ups compare with this row, or with best.  [default: the first peer]")
-@click.option("--window", type=click.IntRange(1), help="Of send_recv: messages in flight; bandwidth and rate.")
-@click.option("--pairs", is_flag=True, help="Of send_recv: the lower half of the ranks sends to the upper half.")
-@click.option("--overlap", is_flag=True, help="Asynchronous calls: alone, beside computing, and what that hides.")
-@click.option("--phases", is_flag=True, help="Show where the time of one call goes, on each rank.  [64K; --time 5]")
-@click.option("--symmetric", is_flag=True, help="With --phases: tensors in symmetric memory, as of comm.empty().")
-@click.option("--trace", type=FILE, help="With --phases: also write some calls to FILE, for Perfetto.")
-@click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of eager calls.")
-@click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both")
-@click.option(
-    "--iters", type=click.IntRange(1), help="Iterations of a block, nccl-tests' -n.  [default: as fill 200 us]"
-)
-@click.option("-w", "--warmup", type=click.IntRange(0), default=3, help="Untimed iterations before.")
-@click.option("--time", "seconds", type=POSITIVE, default=60.0, help="Seconds to measure, approximately.")
-@click.option("--check/--no-check", default=True, help="Compare every value.")
-@click.option("-c", "checks", type=click.IntRange(0), help="0 is --no-check, as in nccl-tests.")
-@click.option("--seed", default=0, help="Seed of the order of blocks and of the intervals.")
-@click.option("--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", help="Our backend.")
-@click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="Pinning of ranks, with -n.")
-@click.option("--plan", type=EXISTING, help="Use this plan file instead of the plan in force.")
-@click.option("--percentiles", is_flag=True, help="Also show the fastest block and the 99th percentile.")
-@click.option("--full", is_flag=True, help="Print every row also without OP, in place of a page.")
-@click.option("--format", "form", type=click.Choice(BenchView.forms), help="[default: table, page without OP]")
-@click.option(
-    "-o", "--output", type=FILE, help="Also write the results to FILE: JSON, or .csv, .md, .osu, .html by its suffix."
-)
-@click.option("--plot", type=FILE, help="Also draw the curves to FILE: .png or .svg.")
-@click.option("--ncu", "tool", flag_value="ncu", help=nsight.HELP["ncu"])
-@click.option("--nsys", "tool", flag_value="nsys", help=nsight.HELP["nsys"])
-@click.option("--once", is_flag=True, hidden=True, help="Make one call: what --ncu looks at.")
+@what("-f", "--factor", metavar="F", type=FACTOR, help="From size to size.  [default: 8, 32 without OP]")
+@what("--sizes", metavar="A,B", help="In place of these: 64K,16x7168 (rows x hidden).")
+@what("-d", "--dtype", metavar="A,B", default="float32", help="Element types, or all.")
+@what("--redop", metavar="A,B", default="sum", help="Reductions, or all.")
+@what("-r", "--root", metavar="R", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
+@what("--algorithms", metavar="A,B", default="all", help="Ours: names, auto (the plan's), all.")
+@what("--params", multiple=True, metavar="NAME=A,B", help="Ours also with all combinations of these.")
+@what("--in-place", "places", metavar="FORM", type=FORMS, default="both", help="in, out or both.")
+@what("--phases", is_flag=True, help="Where the time of one call goes, on each rank.  [64K; --time 5]")
+@what("--symmetric", is_flag=True, help="With --phases: tensors in symmetric memory.")
+@what("--graph", is_flag=True, help="Replays of CUDA graphs, not eager calls.")
+@what("--window", metavar="W", type=click.IntRange(1), help="Of send_recv: messages in flight.")
+@what("--pairs", is_flag=True, help="Of send_recv: lower half of the ranks to upper.")
+@what("--overlap", is_flag=True, help="Asynchronous calls: what computing hides of them.")
+@long("-n", "--ranks", metavar="N", type=click.IntRange(1), help="Start N ranks; else join the launcher's.")
+@long("--backend", metavar="NAME", type=BACKENDS, default="auto", help="Of ours: nccl, shm or torch.")
+@long("--bind", metavar="HOW", type=BINDS, default="auto", help="Of ranks to cores: core or none.")
+@long("--plan", metavar="FILE", type=EXISTING, help="In place of the plan in force.")
+@long("--time", "seconds", metavar="TIME", type=Seconds(), default="1m", help="To measure for: 5, 5s, 2m.")
+@long("--iters", metavar="K", type=click.IntRange(1), help="Calls of a block.  [default: as fill 200 us]")
+@long("-w", "--warmup", metavar="K", type=click.IntRange(0), default=3, help="Untimed calls before.")
+@long("--check/--no-check", default=True, help="Compare every value; also -c 0.")
+@long("-c", "checks", metavar="K", type=click.IntRange(0), hidden=True, help="0 is --no-check, as in nccl-tests.")
+@long("--seed", metavar="S", default=0, help="Of block order and intervals.")
+@long("--ncu", "tool", flag_value="ncu", help=nsight.HELP["ncu"])
+@long("--nsys", "tool", flag_value="nsys", help=nsight.HELP["nsys"])
+@others("--peers", metavar="A,B", default="auto", help=f"{', '.join(PEERS)}, or none.")
+@others("--peer", metavar="FILE", type=EXISTING, multiple=True, help="Python file whose make() returns one more.")
+@others("--baseline", metavar="ROW", help="That speed-ups are over, or best.  [default: first peer]")
+@output("-o", "--output", metavar="FILE", type=FILE, help="Also write .json, .csv, .md, .osu or .html.")
+@output("--json", "form", flag_value="json", help="Print the document, not the table.")
+@output("--format", "form", metavar="FORM", type=click.Choice(BenchView.forms), help=f"{', '.join(BenchView.forms)}.")
+@output("--plot", metavar="FILE", type=FILE, help="Also draw the curves: .png or .svg.")
+@output("--trace", metavar="FILE", type=FILE, help="With --phases: also some calls, for Perfetto.")
+@output("--full", is_flag=True, help="Without OP: every row, not a page.")
+@output("--percentiles", is_flag=True, help="Also the fastest block and the 99th percentile.")
+@output("--once", is_flag=True, hidden=True, help="Make one call: what --ncu looks at.")
 @click.pass_context
 def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
-    """Time collectives: each of their algorithms, beside other libraries.
+    """Time collectives: each of their algorithms, next to other libraries.
 
-    Without OP, time all collectives at a few sizes. The ranks are those that torchrun, mpirun, srun or `commlib run`
-    started, or -n starts them here. Columns and bus factors are those of nccl-tests; * marks the plan's choice.
+    Without OP, all of them at a few sizes. Columns and bus factors are those of nccl-tests; * marks the plan's choice.
+    Sizes may end in K, M, G.
     """
     from commlib.tools.bench import once
     from commlib.tools.bench.job import buffer_bytes
-    from commlib.tools.cli.bench.options import read_job
+    from commlib.tools.cli.bench.read import read_job
 
     ops = ops or ("all_reduce",) if options["phases"] else ops
+    if ranks is not None and sys.stderr.isatty():
+        click.echo(f"commlib: starting {counted(ranks, 'rank')}", err=True)  # loading torch takes seconds
     job = read_job(ops, ranks, options)
     if options["phases"] or options["symmetric"] or options["trace"]:
         from commlib.tools.cli.bench import phases
@@ -135,10 +147,41 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
         ctx.exit(code)
     if options["once"]:
         ctx.exit(once.main(job))
-    from commlib.tools.cli.bench.run import main
+    from commlib.tools.bench.measure import main
     from commlib.tools.report.run import Output
 
     form = options["form"] or ("table" if ops or options["full"] or options["phases"] else "page")
     output = Output(BenchView, form, options["output"], options["plot"])
     command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
     ctx.exit(phases.main(job, output, options, command) if options["phases"] else main(job, output, command))
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("ops", nargs=-1, metavar="[OP]...")
+@click.option("--format", "form", type=click.Choice(BenchView.forms), help="[default: by FILE's suffix, or table]")
+@click.option("--json", "form", flag_value="json", help="Print the document.")
+@click.option("--plot", "picture", type=FILE, help="Draw to FILE: .png or .svg.")
+@click.option("-o", "--output", type=FILE, help="Write to FILE instead of stdout.")
+@click.option("--part", type=click.IntRange(1), help="Show only the N-th run of a FILE with several.  [default: all]")
+def show(
+    file: Path, ops: tuple[str, ...], form: str | None, picture: Path | None, output: Path | None, part: int | None
+) -> None:
+    """Print what the run that wrote FILE printed, in this form or another; only these collectives, if named."""
+    check_name(picture)
+    runs = KIND.read_all(file)
+    if part is not None and part > len(runs):
+        raise click.UsageError(f"--part {part}: {file} has {counted(len(runs), 'run')}")
+    views = [BenchView(run) for run in only(runs if part is None else [runs[part - 1]], ops)]
+    suffix = output.suffix[1:] if output else ""
+    form = form or (suffix if suffix in BenchView.forms else "table")
+    drawn = "--plot" if picture else "--format html" if form == "html" else ""
+    if drawn and len(views) > 1:
+        raise click.UsageError(f"{drawn} draws one run, and {file} has {len(views)}; name it with --part")
+    text = "\n\n".join(view.render(form) for view in views)
+    if output is None:
+        click.echo(text)
+    else:
+        files.write(output, text)
+    if picture is not None:
+        views[0].plot(picture)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from commlib.collectives import COLLECTIVES
 from commlib.tools.baselines.kernels.case import OURS, PEER
 from commlib.tools.bench import which
-from commlib.tools.bench.rows import median_us, title
+from commlib.tools.bench.result import median_us, title
 from commlib.tools.cli.bench import kernels_view
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import size_text
@@ -79,7 +79,7 @@ BENCH, COMM = "bench -n {ranks} {gpu} --format json", "bench all_reduce --phases
 EXPLAIN = "plan explain all_reduce -n {ranks} {mode} --placement both --json --bytes"
 SIZES = "1K,64K,1M", "8,1K,64K,1M,16M", "8,1K,16K,64K,256K,1M,4M,16M,64M"
 QUICK = "--no-compile --time 3"  # compiles nothing with torch
-COLLECTIVE = Reader("bench.rows:KIND", order=("op", "size"))
+COLLECTIVE = Reader("bench.result:KIND", order=("op", "size"))
 PHASES = Reader("bench.phases_report:KIND", "bench.phases_report:PhasesView")
 KERNEL = Reader("bench.kernels:KIND", "cli.bench.kernels_view:KernelView", ("variant", "n", "bytes", "detail"))
 DECODE, PREFILL = (f"bench attention --phase={phase} --compare --json" for phase in ("decode", "prefill"))

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from commlib.counts import counted
-from commlib.tools.bench.rows import FASTER, PLACES, averages, measured, median_us, series_of, steady, title
+from commlib.tools.bench.result import FASTER, PLACES, averages, measured, median_us, series_of, steady, title
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import about, fitted, size_text
 from commlib.tools.report.view import grouped, unfinished
@@ -17,21 +17,23 @@ GPU_SOFTWARE = {"driver": "driver", "nccl": "NCCL", "cuda": "CUDA"}
 
 
 def opening(document: dict[str, Any]) -> list[str]:
-    """Return the lines above the table; the document may have no rows yet."""
+    """Return the lines above the table; the document may have no rows yet, and before the start no limit and peers."""
     config, plan, machine = document["config"], document["plan"], document["fingerprint"]
     lines = [
         f"commlib {machine['commlib']} bench: {_ranks(config)}",
         *_machine(machine),
-        f"about {config['seconds']:g} s; values are {'' if config['check'] else 'not '}checked",
+        f"{_duration(config)}; values are {'' if config['check'] else 'not '}checked",
         _protocol(config),
         f"plan {plan['digest']} from {plan['source']}; * marks its choice",
-        _limit(document["limit"]),
+        *_limit(document["limit"]),
     ]
     if config["baseline"]:
-        over = f"speed-up: the time of {config['baseline']} over this time, with its 95 % interval"
+        interval = config.get("interval", "its 95 % interval")
+        over = f"speed-up: the time of {config['baseline']} over this time, with {interval}"
         agree = f"; none where its blocks differ by more than {config['agree']:.0%} (~)" if "agree" in config else ""
         lines.append(over + agree)
-    return [f"# {line}" for line in (*lines, *document["notes"])]
+    notes = document["notes"] if document["limit"]["what"] else []  # they come after the limit
+    return [f"# {line}" for line in (*lines, *notes)]
 
 
 def _ranks(config: dict[str, Any]) -> str:
@@ -50,6 +52,13 @@ def _machine(machine: dict[str, Any]) -> Iterator[str]:
     yield ", ".join(filter(None, [f"torch {machine['torch']}", f"Python {machine['python']}", settings]))
 
 
+def _duration(config: dict[str, Any]) -> str:
+    seconds, start_s = config["seconds"], config.get("start_s")
+    if start_s is None:
+        return f"about {seconds:g} s"
+    return f"about {seconds + start_s:.0f} s: {start_s:.0f} to start, {seconds:g} to measure"
+
+
 def _protocol(config: dict[str, Any]) -> str:
     block = counted(config["iterations"], "iteration") if config["iterations"] else f"{config['block_us']:.0f} us"
     least, most = config["blocks"]
@@ -57,10 +66,13 @@ def _protocol(config: dict[str, Any]) -> str:
     return f"time: median of {least} to {most} interleaved blocks of {block}{graph}, slowest rank, per call"
 
 
-def _limit(limit: dict[str, Any]) -> str:
+def _limit(limit: dict[str, Any]) -> Iterator[str]:
     units = (("busbw", "GB/s"), ("latency_us", "us"))
     figures = [f"{limit[key]:.2f} {unit}" for key, unit in units if limit[key] is not None]
-    return f"limit: {', '.join([*figures, limit['what']])}" + ("; %lim: busbw's share of it" if figures else "")
+    if limit["what"]:
+        yield f"limit: {', '.join([*figures, limit['what']])}"
+    if figures:
+        yield "%lim: busbw's share of the limit; above 100 where caches hold more than in the copies that measured it"
 
 
 def closing(document: dict[str, Any]) -> list[str]:
@@ -68,12 +80,12 @@ def closing(document: dict[str, Any]) -> list[str]:
     lines = []
     series = list(grouped(document["rows"], series_of))
     for rows in series:
-        said = [*_chosen(rows), *faster(rows), *_fits(rows, document["fits"]), *_skipped(rows)]
-        if said and len(series) > 1:
-            lines += ["#", f"# {title(rows[0])}", *_average("# avg busbw: ", averages(rows))]
-        lines += [f"# {line}" for line in said]
-    found = document["out_of_bounds"]
-    lines += ["#", f"# Out of bounds values : {found['count']} {'OK' if found['okay'] else 'FAILED'}"]
+        texts = [*_chosen(rows), *_faster(rows), *_fits(rows, document["fits"]), *_skipped(rows)]
+        if texts and len(series) > 1:
+            lines += ["#", f"# {title(rows[0])}", *_average("# avg busbw: ", vars(averages(rows)))]
+        lines += [f"# {line}" for line in texts]
+    bounds = document["out_of_bounds"]
+    lines += ["#", f"# Out of bounds values : {bounds['count']} {'OK' if bounds['okay'] else 'FAILED'}"]
     if len({row["op"] for row in document["rows"]}) == 1:  # of different collectives a mean says nothing
         lines += _average("# Avg bus bandwidth    : ", document["average_bus_bandwidth"])
     return lines + unfinished(document)
@@ -100,9 +112,9 @@ def _choice(run: Sequence[Row]) -> str:
     return f"{run[0]['algorithm']} at {'–'.join(ends)}{rule}"
 
 
-def faster(rows: Sequence[Row]) -> Iterator[str]:
+def _faster(rows: Sequence[Row]) -> Iterator[str]:
     """Name what is faster than the plan's choice by more than noise."""
-    found: dict[tuple[str, str], list[str]] = {}
+    places: dict[tuple[str, str], list[str]] = {}
     for call in grouped(measured(rows), lambda row: (row["size"], row["placement"])):
         chosen = min((row for row in call if row["chosen"]), key=lambda row: bool(row["in_place"]), default=None)
         if chosen is None or not median_us(chosen):
@@ -110,20 +122,20 @@ def faster(rows: Sequence[Row]) -> Iterator[str]:
         here = (row for row in call if row["in_place"] == chosen["in_place"] and (row["ours"] or steady(row)))
         best = min(filter(median_us, here), key=median_us)
         if (ratio := median_us(chosen) / median_us(best)) > FASTER:
-            places = found.setdefault((best["algorithm"], chosen["algorithm"]), [])
-            places.append(f"{ratio:.2f}x at {size_text(chosen['size'])}")
-    for (winner, loser), where in found.items():
+            of_pair = places.setdefault((best["algorithm"], chosen["algorithm"]), [])
+            of_pair.append(f"{ratio:.2f}x at {size_text(chosen['size'])}")
+    for (winner, loser), where in places.items():
         yield f"faster here than the plan's {loser}: {winner}, {', '.join(where)}"
 
 
 def _fits(rows: Sequence[Row], fits: Sequence[Row]) -> Iterator[str]:
     shown = {(row["algorithm"], row["placement"]) for row in rows if row["chosen"] or not row["ours"]}
-    own = [fit for fit in fits if series_of(fit) == series_of(rows[0]) and (fit["error"] or 0) <= WORST_FIT]
-    form = min((bool(fit["in_place"]) for fit in own), default=False)
-    lines = [fit for fit in own if fit["in_place"] == form and (fit["algorithm"], fit["placement"]) in shown]
-    if lines:
+    here = [fit for fit in fits if series_of(fit) == series_of(rows[0]) and (fit["error"] or 0) <= WORST_FIT]
+    form = min((bool(fit["in_place"]) for fit in here), default=False)
+    here = [fit for fit in here if fit["in_place"] == form and (fit["algorithm"], fit["placement"]) in shown]
+    if here:
         yield f"fit {PLACES[form]}: latency, busbw of long calls, size that reaches half of it, error"
-    yield from map(_fit, lines)
+    yield from map(_fit, here)
 
 
 def _fit(fit: Row) -> str:

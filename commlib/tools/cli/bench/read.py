@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,19 @@ import torch
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
 from commlib.plan import Plan
-from commlib.tools.baselines import AUTO, PEERS, Peer, load
-from commlib.tools.bench.foreign import check_output
-from commlib.tools.bench.job import BEST, Job, left_out, series
-from commlib.tools.bench.sizes import BRIEF, FIRST, FULL, read_shapes, sweep
-from commlib.tools.bench.window import LARGEST, window_asked
+from commlib.tools.baselines import AUTO, PEERS, load
+from commlib.tools.baselines.peer import Peer
+from commlib.tools.bench.job import BEST, Job, left_out, read_shapes, series, sweep
+from commlib.tools.bench.messages import LARGEST, window_asked
+from commlib.tools.cli.bench.foreign import check_output
 from commlib.tools.cli.options import check_files, known_name, python_file, read_dtypes, read_names
 from commlib.tools.timing import Protocol
 
+FIRST = 8  # bytes
+BRIEF = (8 << 20, 32.0)  # largest size and step factor for all collectives at once: five sizes each
+SHORT_S = 10.0  # up to here the largest size is that, too
+FULL = (64 << 20, 8.0)
 BLOCKS, MORE_BLOCKS = (5, 41), (5, 401)  # the 99th percentile is of more than a hundred, where there is time
-PROTOCOL = ("warmup", "check", "seed", "graph")  # options of the same names
 
 
 def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -> Job:
@@ -33,38 +37,38 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
     options["check"] &= options["checks"] != 0
     dtypes = read_dtypes(options["dtype"])
     sizes = _sizes(options, dtypes, brief=not ops)
-    window = window_asked(wanted, options, ranks)
-    job = Job(
-        ops=wanted,
+    values = {
+        "ops": wanted,
         **sizes,
-        dtypes=tuple(dict.fromkeys(shape.dtype for shape in sizes["shapes"])) if "shapes" in sizes else dtypes,
-        redops=REDOPS if options["redop"] == "all" else read_names(options["redop"], REDOPS, "reduction"),
-        algorithms=_algorithms(options["algorithms"], wanted, options["backend"]),
-        params=_params(options["params"], wanted),
-        peers=peers,
-        auto=options["peers"] == "auto",
-        percentiles=options["percentiles"],
-        baseline=_baseline(options["baseline"], wanted, (*peers, *map(load, _auto(options["peers"])))),
-        places={"both": (False, True), "out": (False,), "in": (True,)}[options["places"]],
-        protocol=Protocol(
-            blocks=MORE_BLOCKS if options["percentiles"] else BLOCKS,
-            iterations=options["iters"],
-            **{name: options[name] for name in PROTOCOL},
-        ),
-        window=window,
-        **{name: options[name] for name in ("root", "backend", "plan", "seconds", "overlap")},
-    )
+        "dtypes": tuple(dict.fromkeys(shape.dtype for shape in sizes["shapes"])) if "shapes" in sizes else dtypes,
+        "redops": REDOPS if options["redop"] == "all" else read_names(options["redop"], REDOPS, "reduction"),
+        "algorithms": _algorithms(options["algorithms"], wanted, options["backend"]),
+        "params": _params(options["params"], wanted),
+        "peers": peers,
+        "auto": options["peers"] == "auto",
+        "baseline": _baseline(options["baseline"], wanted, (*peers, *map(load, _auto(options["peers"])))),
+        "places": {"both": (False, True), "out": (False,), "in": (True,)}[options["places"]],
+        "window": window_asked(wanted, options, ranks),
+    }
+    blocks = MORE_BLOCKS if options["percentiles"] else BLOCKS
+    protocol = Protocol(blocks=blocks, iterations=options["iters"], **_named(Protocol, options))
+    job = Job(**{**_named(Job, options), **values}, protocol=protocol)
     if not any(series(job)):
         raise click.UsageError(f"nothing to measure: {'; '.join(left_out(job))}")
     return job
 
 
+def _named(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that a dataclass has a field for."""
+    return {field.name: options[field.name] for field in fields(kind) if field.name in options}
+
+
 def _sizes(options: dict[str, Any], dtypes: tuple[torch.dtype, ...], brief: bool) -> dict[str, Any]:
-    """Return the sizes of a job, and its shapes where --sizes names them."""
     swept = {name: options[name] for name in ("min_bytes", "max_bytes", "factor") if options[name] is not None}
     if options["sizes"] is None:
         low = swept.get("min_bytes", FIRST)
         largest, factor = BRIEF if brief else FULL
+        largest = BRIEF[0] if options["seconds"] < SHORT_S else largest  # a call of 64 MiB alone takes seconds
         largest = min(largest, LARGEST) if options["window"] else largest
         return {"sizes": sweep(low, swept.get("max_bytes", max(largest, low)), swept.get("factor", factor))}
     if swept:
@@ -80,13 +84,12 @@ def _algorithms(text: str, ops: tuple[str, ...], backend: str) -> tuple[str, ...
 
 
 def _peers(names: str, files: tuple[Path, ...]) -> tuple[Peer, ...]:
-    """Make the peers of these names and files; none is started yet."""
     named = () if names in ("none", "auto") else read_names(names, PEERS, "peer")
     peers = (*map(load, named), *(python_file(path, "make").make() for path in files))
     for peer, path in zip(peers[len(named) :], files, strict=True):
         if not isinstance(peer, Peer):
             raise click.UsageError(
-                f"--peer {path}: make() returns a {type(peer).__name__}, not a commlib.tools.baselines.Peer"
+                f"--peer {path}: make() returns a {type(peer).__name__}, not a commlib.tools.baselines.peer.Peer"
             )
     labels = [label for peer in (*peers, *map(load, _auto(names))) for label in peer.labels]
     if twice := {label for label in labels if labels.count(label) > 1}:

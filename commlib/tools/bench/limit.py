@@ -14,17 +14,15 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.communicator import Communicator
 from commlib.counts import counted
-from commlib.tools.timing.candidate import Run
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
+from commlib.tools.baselines.peer import in_turn
+from commlib.tools.bench.result import Limit
+from commlib.tools.timing import Run
 
 BUDGET_S = 0.25
 COPY_BYTES = 64 << 20  # of a rank: more than its share of a cache
@@ -34,21 +32,6 @@ SETS = 3  # of buffers in turn, as in the protocol
 TURN_BYTES = 4 << 20  # copied between two looks at the clock, or more
 LINK_BYTES = 64 << 20
 LINK_CALLS = 8
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The most that bus bandwidth (GB/s) can be and the least that a call can take; `what` says what was measured."""
-
-    busbw: float | None
-    latency_us: float | None
-    what: str
-    by_size: Sequence[tuple[int, float]] = ()  # bytes, and the ceiling of calls of so many or more
-
-    def at(self, num_bytes: int) -> float | None:
-        """Return the ceiling of calls of a size: the best of copies of about that size, or larger ones."""
-        about = max((size for size, _ in self.by_size if size <= num_bytes), default=0)
-        return max((rate for size, rate in self.by_size if size >= about), default=self.busbw)
 
 
 def measure_limit(comm: Communicator, budget_s: float = BUDGET_S) -> Limit:
@@ -70,7 +53,7 @@ def _memory(comm: Communicator, budget_s: float) -> Limit:
     found = []
     for size in sizes:
         turn = _copies(source, target, size)
-        seconds = _fastest(comm, partial(_each, turn), budget_s / len(sizes))
+        seconds = _fastest(comm, in_turn(*turn), budget_s / len(sizes))
         found.append((size, round(factor * size * len(turn) / seconds / 1e9, 4)))
     best, times = max(found, key=lambda of: of[1]), "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
     what = (
@@ -78,11 +61,6 @@ def _memory(comm: Communicator, budget_s: float) -> Limit:
         f"{best[1]:.1f} GB/s, at {best[0] >> 10} KiB"
     )
     return Limit(found[-1][1], None, what, found)
-
-
-def _each(calls: Sequence[Run]) -> None:
-    for call in calls:
-        call()
 
 
 def _copies(source: torch.Tensor, target: torch.Tensor, size: int) -> Sequence[Run]:
