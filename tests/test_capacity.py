@@ -33,8 +33,16 @@ def test_more_ranks_than_fit_are_refused_before_any_starts_with_the_number_that_
     assert re.search(r"; give -n \d+ or fewer", message)
 
 
+def test_without_a_number_run_takes_a_rank_for_each_gpu_and_at_least_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpus, visible, ranks in ((4, "", 4), (4, "0,1,2", 3), (4, "-1", 2), (1, "", 2), (0, "0,1,2", 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr(capacity.env, "hides_gpus", lambda visible=visible: visible == "-1")
+        monkeypatch.setattr(capacity.Path, "glob", lambda self, pattern, gpus=gpus: iter(range(gpus)))
+        assert capacity.default_ranks() == ranks
+
+
 @pytest.mark.parametrize(
-    ("cores", "said"), [({0, 1}, ""), ({0}, "commlib: 2 ranks share 1 core: the times say little\n")]
+    ("cores", "said"), [({0, 1}, ""), ({0}, "commlib: 2 ranks share 1 core: timings are unreliable\n")]
 )
 def test_ranks_that_share_cores_are_told_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cores: set[int], said: str

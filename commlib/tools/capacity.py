@@ -6,15 +6,14 @@ import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from commlib import env
+
 RANK_BYTES = 256 << 20  # Python, torch and the tools take 170 MiB of a rank's own; the rest is for threads and peers
 USED = 0.9  # of the memory that is free
-FILES, FILES_RANK = (
-    64,
-    8,
-)  # open files of a launcher, and those for each rank: connections, lifeline, pipes and pidfd
+FILES, FILES_RANK = 64, 8  # open files of a launcher, and those for each rank: connections, lifeline, pipes, pidfd
 TASKS_RANK = 4  # processes and threads: the rank, what torch starts for it, and who serves its connection
 CGROUPS = Path("/sys/fs/cgroup")
-MOST = 10_000
+MAX_RANKS = 10_000
 Limit = tuple[int, str]  # ranks, and what allows no more
 Buffers = Callable[[int], int]  # bytes that each of so many ranks allocates
 
@@ -29,10 +28,17 @@ def check_processes(ranks: int) -> None:
     _refuse(ranks, list(_started()))
 
 
+def default_ranks() -> int:
+    """Return one rank for each GPU that the driver shows this process, and 2 where there are fewer."""
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = env.foreign("CUDA_VISIBLE_DEVICES").split(",")
+    return max(0 if env.hides_gpus() else min(devices, len(visible)) if visible != [""] else devices, 2)
+
+
 def _refuse(ranks: int, limits: list[Limit]) -> None:
-    most, why = min(limits, default=(ranks, ""))
-    if ranks > most:
-        remedy = f"give -n {most} or fewer" if most > 0 else "there is no room for even one rank"
+    limit, why = min(limits, default=(ranks, ""))
+    if ranks > limit:
+        remedy = f"give -n {limit} or fewer" if limit > 0 else "there is no room for even one rank"
         raise ValueError(f"-n {ranks} is more than fits here: {why}; {remedy}")
 
 
@@ -57,8 +63,8 @@ def _held(buffers: Buffers) -> Limit:
         return RANK_BYTES + library.shm_section_bytes(ranks) + buffers(ranks)
 
     free = free_memory()
-    most = next((ranks - 1 for ranks in range(1, MOST) if ranks * needed(ranks) > USED * free), MOST)
-    return most, f"{most + 1} would take {needed(most + 1) >> 20} MiB each, and {free >> 20} MiB of memory are free"
+    fits = next((ranks - 1 for ranks in range(1, MAX_RANKS) if ranks * needed(ranks) > USED * free), MAX_RANKS)
+    return fits, f"{fits + 1} would take {needed(fits + 1) >> 20} MiB each, and {free >> 20} MiB of memory are free"
 
 
 def _started() -> Iterator[Limit]:
@@ -66,22 +72,22 @@ def _started() -> Iterator[Limit]:
     if files != resource.RLIM_INFINITY:
         yield (files - FILES) // FILES_RANK, f"a process may open {files} files (ulimit -n)"
     for group in groups("pids"):
-        most, now = _number(group / "pids.max"), _number(group / "pids.current")
-        if most is not None and now is not None:
-            yield (most - now) // TASKS_RANK, f"the container may have {most} processes and threads, and has {now}"
+        limit, now = _number(group / "pids.max"), _number(group / "pids.current")
+        if limit is not None and now is not None:
+            yield (limit - now) // TASKS_RANK, f"the container may have {limit} processes and threads, and has {now}"
 
 
 def free_memory() -> int:
     """Return the bytes that processes may still take: of the machine, and of every control group that holds us."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
-    found = [int(fields["MemAvailable"].split()[0]) << 10]
+    free = [int(fields["MemAvailable"].split()[0]) << 10]
     for group in groups("memory"):
-        for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            limit, now = _number(group / most), _number(group / used)
+        for maximum, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit, now = _number(group / maximum), _number(group / used)
             if limit is not None and now is not None:
-                found.append(limit - now + _cached(group))
-    return max(min(found), 0)
+                free.append(limit - now + _cached(group))
+    return max(min(free), 0)
 
 
 def _cached(group: Path) -> int:
@@ -102,7 +108,6 @@ def groups(controller: str) -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None where there is none, or no limit."""
     try:
         return int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -22,7 +22,7 @@ from typing import BinaryIO
 from commlib import env
 from commlib.bootstrap.local import LAUNCHER
 from commlib.bootstrap.unix_rendezvous import RendezvousServer
-from commlib.tools.debug.children import explained_below, ranks_below
+from commlib.tools.debug.page import explained_below, ranks_below
 
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
 LINE_BYTES = 1 << 16  # a line this long is passed on before its end
@@ -177,7 +177,6 @@ class _Job:
         self.server = RendezvousServer(size, LAUNCHER, several=True)
 
     def spawn(self, command: list[str], bind: str) -> None:
-        """Start every rank."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port: int = probe.getsockname()[1]  # for torch.distributed; nothing holds it until a rank does
@@ -211,16 +210,13 @@ class _Job:
         return self.code
 
     def give_up(self, code: int) -> None:
-        """Kill what there is of the job."""
         self.code = code
         self._end_all(signal.SIGKILL)
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher's own."""
         self.sinks[1].write(f"commlib: {text}\n".encode())
 
     def close(self) -> None:
-        """Kill and reap whoever is left."""
         for rank in list(self.alive.values()):
             rank.reap()
         self.alive.clear()
@@ -321,13 +317,14 @@ def _environment(rank: int, server: RendezvousServer, port: int, pipe: int) -> d
     """Return a rank's environment: our server, and torchrun's variables for torch.distributed."""
     size = server.size
     # An outer torchrun's agent serves no store for these ranks.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
-    beside = str(Path(sys.executable).parent)  # where `python` and `commlib` are ours
-    kept["PATH"] = os.pathsep.join([beside, *filter(beside.__ne__, kept.get("PATH", os.defpath).split(os.pathsep))])
-    kept.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
-    kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    binaries = str(Path(sys.executable).parent)  # where `python` and `commlib` are ours
+    rest = environ.get("PATH", os.defpath).split(os.pathsep)
+    environ["PATH"] = os.pathsep.join([binaries, *filter(binaries.__ne__, rest)])
+    environ.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
     inherited = f"{pipe}:{os.fstat(pipe).st_ino}"  # the number may be of another descriptor in a child of the rank
     local = {env.LOCAL_FD.name: inherited, env.LOCAL_SERVER.name: server.name, "MASTER_ADDR": "127.0.0.1"}
     numbers = {env.LOCAL_RANK.name: rank, env.LOCAL_SIZE.name: size, "MASTER_PORT": port}
     numbers |= {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    return {**kept, **local, **{name: str(value) for name, value in numbers.items()}}
+    return {**environ, **local, **{name: str(value) for name, value in numbers.items()}}

@@ -1,5 +1,7 @@
 """The command line as a user meets it: quick, one-line errors, right exit codes."""
 
+import json
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -7,12 +9,16 @@ from importlib.metadata import entry_points
 import click
 import pytest
 import torch
+from click.testing import CliRunner
 
 import commlib
-from commlib.errors import CommTimeout
+from commlib.errors import BuildFailed, CommTimeout
 from commlib.tools.bench import kernels, phases_report, result
 from commlib.tools.cli import COMMANDS, main
+from commlib.tools.cli.options import Seconds
 from commlib.tools.report.run import Output
+from commlib.tools.testing.ranks import RankError
+from commlib.tools.testing.worker import Outcome
 from tests.cli.calls import exit_code, refuses, written
 
 HELP = """
@@ -66,6 +72,18 @@ def test_an_error_is_one_line_and_its_kind_is_the_exit_code(monkeypatch, capsys)
         assert capsys.readouterr().err.lstrip("\n") == line
 
 
+def test_what_a_compiler_says_stands_above_the_line(monkeypatch, capsys):
+    failed = BuildFailed("g++ cannot compile x.cc:\nx.cc:1: error\nto repeat it: g++ x.cc")
+    error = RankError({0: Outcome(trace="failed:\n …", error=failed), 1: Outcome(trace="was ended")}).cause
+    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(error))
+    assert exit_code("test") == 1
+    *log, line = capsys.readouterr().err.splitlines()
+    assert (log, line) == (
+        ["x.cc:1: error", "to repeat it: g++ x.cc"],
+        "commlib: g++ cannot compile x.cc; the compiler's message is above",
+    )
+
+
 def raising(error):
     @click.command()
     def command():
@@ -82,6 +100,69 @@ def test_a_traceback_is_shown_when_asked_for_and_a_wrong_wish_is_one_line(monkey
     monkeypatch.setenv("COMMLIB_TRACEBACK", "7")
     assert exit_code("test") == 2
     assert capsys.readouterr().err.startswith("commlib: COMMLIB_TRACEBACK='7': expected 0 or 1")
+
+
+def test_the_first_page_is_a_screen_that_begins_with_what_a_newcomer_needs(call):
+    _, out, _ = call("--help")
+    first, more = (part.split("\n\n")[0] for part in out.split(":\n")[-2:])
+    assert [line.split()[0] for line in first.splitlines()] == ["run", "bench", "tune", "plan", "debug", "doctor"]
+    assert set(COMMANDS) == {line.split()[0] for line in (first + "\n" + more).splitlines()}
+    assert len(out.splitlines()) <= 24
+
+
+def test_commands_have_at_most_two_levels_and_all_their_numbers_are_called_so():
+    root = click.Context(main)
+    for name in COMMANDS:
+        command = main.get_command(root, name)
+        inner = [command.get_command(root, each) for each in getattr(command, "list_commands", lambda ctx: [])(root)]
+        assert not any(isinstance(each, click.Group) for each in inner)
+        for each in [command, *inner]:
+            assert not re.search("INTEGER|FLOAT", each.get_help(click.Context(each))), each.name
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5", 5), ("5s", 5), ("2m", 120), ("1.5h", 5400), ("500ms", 0.5)])
+def test_a_time_has_one_grammar(text, seconds):
+    assert Seconds().convert(text, None, None) == seconds
+    for wrong in ("", "s", "-1", "0", "5x", "nan", "1 2"):
+        with pytest.raises(click.BadParameter, match="write 5, 5s, 2m or 1h"):
+            Seconds().convert(wrong, None, None)
+
+
+def test_a_document_goes_to_stdout_and_to_a_file_in_the_form_of_its_suffix(call, tmp_path):
+    for words, file, text in (
+        ("plan show shm", "x.csv", "shm_oneshot"),
+        ("plan show shm", "x.txt", "all_reduce"),
+        ("plan explain all_reduce --plan shm", "x.md", "shm_twoshot"),
+        ("plan validate nowhere.json", "x.json", '"wrong": "no plan file'),
+    ):
+        code, out, _ = call(*words.split(), "--json", "-o", file)
+        assert json.loads(out)["schema"].startswith("commlib.plan.")
+        assert (code, text in (tmp_path / file).read_text(encoding="utf-8")) == (int("validate" in words), True), words
+
+
+def test_colours_are_of_terminals_that_want_them(monkeypatch):
+    for no_color, styled in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        monkeypatch.setattr("click.utils.should_strip_ansi", lambda stream, color: color is False)
+        monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: saying(click.style("ok", fg="green")))
+        assert ("\x1b[" in CliRunner().invoke(main, ["test"], color=True).output) == styled
+
+
+def saying(text):
+    @click.command()
+    def command():
+        click.echo(text)
+
+    return command
+
+
+def test_a_shell_completes_names_without_loading_commands(monkeypatch, capsys):
+    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(AssertionError(name)))
+    for name, value in (("COMP_WORDS", "commlib de"), ("COMP_CWORD", "1"), ("_COMMLIB_COMPLETE", "bash_complete")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main(prog_name="commlib")
+    assert capsys.readouterr().out == "plain,debug\n"
 
 
 def test_a_stream_that_the_caller_or_a_reader_closed_is_no_error():
@@ -167,7 +248,12 @@ def test_ctrl_c_keeps_what_was_measured(command, call, tmp_path, monkeypatch):
 
 REFUSED = {
     "": [
-        ("nonsense", "commlib: "),
+        ("nonsense", "commlib: no command 'nonsense'; see"),
+        ("bnech", "no command 'bnech'; did you mean bench? see"),
+        ("plan shw", "no command 'shw'; did you mean show? see"),
+        ("plan show --world 3", "no option --world; it is -n/--ranks now"),
+        ("report -o x --baseline y", "no option --baseline; `commlib bench compare OLD/collectives.json"),
+        ("run -np 2 x.py", "'p' is not a valid number"),
         ("--nonsense", "commlib: "),
         ("doctor --nonsense", "commlib: "),
         ("plan nonsense", "commlib: "),
@@ -186,12 +272,13 @@ REFUSED = {
         ("-o max", "-o is the file to write here; the reduction is --redop max"),
         ("--trace x.json", "--symmetric and --trace are of --phases"),
         ("-W 32", "messages in flight are --window 32"),
-        ("--nobody", "No such option"),
+        ("--nobody", "no option --nobody; see"),
+        ("--formt json", "no option --formt; did you mean --format? see"),
         ("allreduce", "; did you mean all_reduce?"),
-        ("--time 5x", "'5x' is not a time; write 5, 5s, 2m or 1h"),
+        ("--time 5x", "'5x' is no finite time above 0: write 5, 5s, 2m or 1h"),
     ],
     "bench -n 2": [
-        ("all_reduces", "no collective 'all_reduces'; there are all_reduce, "),
+        ("all_reduces", "no collective 'all_reduces'; did you mean all_reduce?; there are all_reduce, "),
         ("--dtype float31", "no element type 'float31'; there are float64, "),
         ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
         ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
@@ -218,7 +305,7 @@ REFUSED = {
         ("-l 1G", "above 16777216"),
     ],
     "bench --phases": [
-        ("--algorithms shm_none", "no algorithm 'shm_none'; there are all, auto, shm_oneshot"),
+        ("--algorithms shm_none", "no algorithm 'shm_none'; did you mean "),
         ("all_reduce barrier", "--phases looks at one call, and OP names 2"),
         ("-b 8 -e 64K", "--phases looks at one call, and --sizes names "),
         ("--format osu", "--phases has no osu; there are table, md, csv, json"),
@@ -236,7 +323,10 @@ REFUSED = {
         ("all_reduce --time 1s", "too short"),
     ],
     "plan": [
-        ("explain all_reduse", "no collective 'all_reduse'; there are all_reduce, all_gather"),
+        (
+            "explain all_reduse",
+            "no collective 'all_reduse'; did you mean all_reduce?; there are all_reduce, all_gather",
+        ),
         ("explain all_reduce --bytes big", "--bytes big:"),
         (f"explain all_reduce --results {__file__}", "not JSON"),
         ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),

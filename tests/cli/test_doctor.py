@@ -39,7 +39,7 @@ QUICK = {"machine": checks.GROUPS["machine"]}
 def test_a_good_machine_passes_within_80_columns(call, monkeypatch, groups):
     monkeypatch.setattr(command, "GROUPS", groups)
     code, out, _ = call("doctor", "--json")
-    document = written(out, "cli/doctor/schema.json")
+    document = written(out, command.KIND)
     made = {check.topic for group in groups.values() for check in group if check.job != "nccl"}
     assert {finding["topic"] for finding in document["findings"]} == made
     assert (code, document["job"], document["runs"]) == (0, "shm", True)
@@ -70,7 +70,7 @@ def test_only_what_the_main_job_needs_decides_the_exit_code(monkeypatch, call):
         monkeypatch.setattr(command, "run_all", lambda job, findings=findings: iter(findings))
         seen, out, _ = call("doctor")
         assert (seen, "no symbol" in out, "→ pip install ." in out) == (code, True, True)
-        assert ("will not run before this is put right: libraries" in out) == bool(code)
+        assert ("cannot run commlib before this is mended: libraries" in out) == bool(code)
     assert Check("nccl", lambda: broken("none"), "nccl").findings("shm") == []
     (finding,) = Check("torch", lambda: 1 / 0, "any", "reinstall it").findings("shm")
     tells(finding, "broken", "division by zero", "reinstall it")

@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from commlib.tools.cli import main
-from commlib.tools.cli.report import changes, pages, run
+from commlib.tools.cli.report import pages, run
 from commlib.tools.cli.report.command import report
-from commlib.tools.cli.report.run import DONE, FAILED, INTERRUPTED, SCOPES, STATE, STEPS, Folder, Settings
+from commlib.tools.cli.report.run import DONE, FAILED, INTERRUPTED, STATE, Ended, Folder
+from commlib.tools.cli.report.steps import SCOPES, STEPS, Settings
 from tests.cli.bench_documents import document, times
 from tests.cli.calls import Run, interrupted
 
@@ -27,9 +28,8 @@ def folder_of(path: Path, **documents: dict[str, Any] | None) -> Folder:
     return folder
 
 
-def ended(name: str, state: str = DONE, code: int = 0, said: str = "") -> dict[str, Any]:
-    created = "2026-01-01T00:00:00+00:00"
-    return {"state": state, "command": name, "code": code, "seconds": 1.5, "said": said, "created": created}
+def ended(name: str, state: Any = DONE, code: int = 0, why: str = "") -> Ended:
+    return Ended(state, name, code, 1.5, why, "2026-01-01T00:00:00+00:00")
 
 
 def doctor(state: str) -> dict[str, Any]:
@@ -44,21 +44,7 @@ def doctor(state: str) -> dict[str, Any]:
     }
 
 
-def test_only_what_moved_beyond_the_noise_of_others_has_changed() -> None:
-    before, now = ({"collectives": document(), "environment": doctor(state)} for state in ("ok", "broken"))
-    for row in now["collectives"]["rows"]:
-        if (row["algorithm"], row["size"], row["in_place"]) == ("shm_twoshot", 4096, False):
-            row["time_us"] = {name: 2 * value for name, value in row["time_us"].items()}
-    now["collectives"]["fingerprint"]["cpu"] = "Another CPU"
-    section = changes.section("old", before, now)
-    ((row,),) = [table.items for table in section.tables]
-    assert (row["call"], row["by"]) == ("all_reduce, float, sum, 4K", "shm_twoshot")
-    assert (row["ratio"], row["verdict"]) == ("2.00", "worse")
-    warnings = " ".join(text for look, text in section.text if look)
-    assert "cpu A CPU / Another CPU" in warnings and "mpi: broken, before ok" in warnings
-
-
-def step_of(code: str, limit_s: float = 30.0) -> tuple[dict[str, Any], Any]:
+def step_of(code: str, limit_s: float = 30.0) -> tuple[Ended, Any]:
     """Run a step whose command is a program of ours."""
     with pytest.MonkeyPatch.context() as patch:
         real = subprocess.Popen
@@ -68,26 +54,26 @@ def step_of(code: str, limit_s: float = 30.0) -> tuple[dict[str, Any], Any]:
 
 @pytest.mark.slow
 def test_a_step_is_done_with_a_whole_document_and_else_it_failed_and_says_why() -> None:
-    found, read = step_of("print('NCCL 2.27'); print('{\"complete\": true}'); print('bye'); raise SystemExit(1)")
-    assert (found["state"], found["code"], read) == (DONE, 1, {"complete": True})
+    step, read = step_of("print('NCCL 2.27'); print('{\"complete\": true}'); print('bye'); raise SystemExit(1)")
+    assert (step.state, step.code, read) == (DONE, 1, {"complete": True})
     for code, exit_code, why in [
         ("import sys; sys.exit('commlib: no GPU')", 1, "commlib: no GPU"),
         ("import os; os.kill(os.getpid(), 9)", -9, "it printed no document"),
         ("print('{\"complete\": false}')", 0, "it printed no document"),
     ]:
-        found, _ = step_of(code)
-        assert (found["state"], found["code"], found["said"]) == (FAILED, exit_code, why)
+        step, _ = step_of(code)
+        assert (step.state, step.code, step.why) == (FAILED, exit_code, why)
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    found, _ = step_of(code, limit_s=0.2)
-    assert (found["state"], found["code"], "no end" in found["said"]) == (FAILED, -9, True)
+    step, _ = step_of(code, limit_s=0.2)
+    assert (step.state, step.code, "no end" in step.why) == (FAILED, -9, True)
 
 
 def test_the_rest_is_measured_after_a_failure_and_what_is_done_stays(monkeypatch, tmp_path) -> None:
     asked = []
 
-    def step(words: list[str], *rest: Any) -> tuple[dict[str, Any], Any]:
+    def step(words: list[str], *rest: Any) -> tuple[Ended, Any]:
         asked.append(words[0])
-        return ended(words[0], FAILED if words[0] == "test" else DONE, said="broke"), None
+        return ended(words[0], FAILED if words[0] == "test" else DONE, why="broke"), None
 
     monkeypatch.setattr(run, "_step", step)
     words = "--quick -n 2 --only environment,correctness,index,plan --skip index"
@@ -116,7 +102,7 @@ def test_each_step_has_words_that_its_command_takes(monkeypatch: pytest.MonkeyPa
     for scope in SCOPES:
         for step in STEPS.values():
             for on_gpus in (False, True):
-                main(step.words(Settings(scope, 2, on_gpus)), standalone_mode=False)
+                main(step.arguments(Settings(scope, 2, on_gpus)), standalone_mode=False)
 
 
 @pytest.mark.slow
@@ -130,7 +116,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(tmp_path: Path, quic
         return True
 
     assert f"commlib report -o {folder}" in interrupted((*words, "metadata,radix,plan"), begun, quick_python)
-    assert {name: of["state"] for name, of in Folder(folder).ended.items()} == {"metadata": DONE, "radix": INTERRUPTED}
+    assert {name: of.state for name, of in Folder(folder).ended.items()} == {"metadata": DONE, "radix": INTERRUPTED}
     done = command(*words, "metadata,comm,paths,plan")
     assert [line.split()[:2] for line in done.stdout.splitlines()[:3]] == [
         ["comm", "done"],

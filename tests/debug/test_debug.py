@@ -24,7 +24,7 @@ from commlib.debug.stacks import ask
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.tools.cli.debug import debug
-from commlib.tools.debug import children
+from commlib.tools.debug import page
 from commlib.tools.debug.flight import flights
 from commlib.tools.debug.host import starting_here
 from commlib.tools.testing import Handle, Ranks
@@ -196,8 +196,8 @@ def test_a_launcher_ends_its_ranks_even_if_their_records_cannot_be_read(monkeypa
     def broken(pid: int) -> None:
         raise OSError(f"records of {pid}")
 
-    monkeypatch.setattr(children, "jobs_here", broken)
-    assert children.explained_below(os.getpid()) == []
+    monkeypatch.setattr(page, "jobs_here", broken)
+    assert page.explained_below(os.getpid()) == []
 
 
 def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_path: Path) -> None:
@@ -210,9 +210,12 @@ def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_pat
     assert "in stay_away; it sleeps" in " ".join(shown.output.split())
     number = str(three.pids[0])
     assert {path.name for path in (tmp_path / number).iterdir()} >= {"page.txt", "job.json", f"record.{number}"}
-    data = json.loads(CliRunner().invoke(debug, [number, "--json"], standalone_mode=False).output)
-    assert (data["schema"], data["findings"][0]["ranks"]) == ("commlib.debug", [2])
-    assert [rank["number"] for rank in data["ranks"]] == [0, 1, 2]
+    printed = CliRunner().invoke(debug, [number, "--json", "-o", str(tmp_path / "x.md")], standalone_mode=False).output
+    (job,) = json.loads(printed)["jobs"]
+    assert (job["findings"][0]["ranks"], job["ranks"], len(printed) < 4000) == ([2], [0, 1, 2], True)
+    assert "rank 2 has not made all_reduce #2" in (tmp_path / "x.md").read_text(encoding="utf-8")
+    saved = json.loads((tmp_path / number / "job.json").read_text(encoding="utf-8"))
+    assert [rank["number"] for rank in saved["records"]] == [0, 1, 2]
     come(three, handle)
 
 
@@ -220,10 +223,10 @@ def test_a_rank_that_waits_in_init_is_shown() -> None:
     with Waiting(0, 2, 300.0) as waiting:
         waiting.tell("rank 1")
         shown = CliRunner().invoke(debug, [str(os.getpid())], standalone_mode=False)
-        data = CliRunner().invoke(debug, [str(os.getpid()), "--json"], standalone_mode=False).output.splitlines()[0]
+        data = CliRunner().invoke(debug, [str(os.getpid()), "--json"], standalone_mode=False).output
     text = r"rank 0 of 2 waits in commlib\.init\(\) for rank 1: \d s of 300 s"
     assert re.search(text, " ".join(shown.output.split()))
-    assert [rank["waits_for"] for rank in json.loads(data)["ranks"]] == ["rank 1"]
+    assert [rank["waits_for"] for rank in json.loads(data)["in_init"]] == ["rank 1"]
     assert starting_here(os.getpid()) == []
 
 

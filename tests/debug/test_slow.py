@@ -96,7 +96,7 @@ def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pyte
         threading.Timer(1.5, end).start()
     else:  # between the two looks
         monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=end, monotonic_ns=time.monotonic_ns))
-    options = ["--slow", "--seconds", "60"] if slow else []
+    options = ["--slow", "--time", "60"] if slow else []
     shown = CliRunner().invoke(debug, [str(three.pids[0]), *options], standalone_mode=False)
     late = slow and "no rank is late: " not in shown.output  # on few cores one may be
     assert shown.return_value == 3 * late
@@ -132,14 +132,15 @@ def test_even_traffic_has_no_late_rank(live: Ranks, tmp_path: Path, count: int) 
 def test_the_command_shows_it_and_keeps_a_trace(live: Ranks, tmp_path: Path) -> None:
     number, folder = str(live.pids[0]), tmp_path / "dump"
     with Working(live, tmp_path / "go", late=0):
-        options = [number, "--slow", "--seconds", str(WATCH_S)]
+        options = [number, "--slow", "--time", str(WATCH_S)]
         shown = CliRunner().invoke(debug, options, standalone_mode=False)
         printed = CliRunner().invoke(debug, [*options, "--json", "--dump", str(folder)], standalone_mode=False)
     assert shown.return_value == 3
     assert "rank 0 is late" in shown.output
     assert "waits over time" in shown.output
     data = json.loads(printed.output)
-    assert (data["schema"], [late["rank"] for late in data["late"]]) == ("commlib.debug.slow", [0])
+    (job,) = data["jobs"]
+    assert (data["schema"], [late["rank"] for late in job["late"]]) == ("commlib.debug.slow", [0])
     trace = json.loads((folder / number / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     calls = [event for event in trace if event.get("cat") == "call" and event["ph"] == "X"]
     assert {event["pid"] for event in calls} == {0, 1, 2}

@@ -91,7 +91,7 @@ def test_doctor_tries_the_gpus_and_finds_that_the_job_will_run() -> None:
 def test_build_takes_the_architecture_of_the_gpus_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMMLIB_CACHE_DIR", str(tmp_path))
     for compiled in (True, False):
-        said = commlib("build", "--world", "2", "--dtype", "bfloat16")
+        said = commlib("build", "-n", "2", "--dtype", "bfloat16")
         assert said.startswith("0 compiled") != compiled, said
 
 

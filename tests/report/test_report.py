@@ -321,7 +321,7 @@ def test_a_file_has_documents_with_rows_and_a_line_for_each_and_right_values() -
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
 def test_a_report_is_small_and_whole_and_made_again_from_its_documents(path: Path, tmp_path: Path) -> None:
-    assert sum(file.stat().st_size for file in path.iterdir()) <= 500_000
+    assert sum(file.stat().st_size for file in path.iterdir()) <= 400_000
     made = Folder(Path(shutil.copytree(path, tmp_path / path.name)))
     assert made.ended and all(map(made.has, made.ended))
     before = {file.name for file in made.path.iterdir()}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from commlib.tools.baselines import PROBE
 from commlib.tools.report.document import Document, Kind
 from commlib.tools.report.document import Row as Json
-from commlib.tools.report.measured import LEAST_BLOCKS
+from commlib.tools.report.measured import MIN_BLOCKS
 from commlib.tools.report.schema import Count, Number, Positive
 from commlib.tools.report.view import grouped
 
@@ -250,7 +250,7 @@ def spread(time_us: Mapping[str, float]) -> float:
 
 
 def steady(row: Json) -> bool:
-    return spread(row["time_us"]) <= AGREE and row.get("blocks", LEAST_BLOCKS) >= LEAST_BLOCKS
+    return spread(row["time_us"]) <= AGREE and row.get("blocks", MIN_BLOCKS) >= MIN_BLOCKS
 
 
 def versus(ours: Json, other: Json) -> dict[str, float]:

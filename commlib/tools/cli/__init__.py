@@ -7,33 +7,34 @@ import os
 import sys
 from functools import partial
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from commlib import env
-from commlib.errors import CommError, limit_of
-from commlib.tools.cli.removed import Group
+from commlib.errors import BuildFailed, CommError, limit_of
+from commlib.tools.cli.removed import Group, no_such_option
 from commlib.version import __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
 COMMANDS = {
-    "bench": (
-        "commlib.tools.cli.bench.command:bench",
-        "Time collectives, algorithms and kernels beside other libraries.",
+    "run": ("commlib.tools.cli.run:run", "Start a program on several ranks of this machine."),
+    "bench": ("commlib.tools.cli.bench.command:bench", "Time collectives and kernels next to other libraries."),
+    "tune": ("commlib.tools.cli.tune:tune", "Measure every algorithm here and write the plan init() takes."),
+    "plan": ("commlib.tools.cli.plan:plan", "Show which algorithm a call gets, and why."),
+    "debug": ("commlib.tools.cli.debug:debug", "Show what a job hangs in, and which rank the others wait for."),
+    "doctor": (
+        "commlib.tools.cli.doctor.command:doctor",
+        "Check what works on this machine, and how to mend the rest.",
     ),
     "build": ("commlib.tools.cli.build:build", "Compile the GPU kernels ahead of their first use."),
-    "debug": ("commlib.tools.cli.debug:debug", "Say what the ranks of a job are in, and which of them keeps it."),
-    "doctor": ("commlib.tools.cli.doctor.command:doctor", "Say what is here, what works, and why something does not."),
-    "plan": ("commlib.tools.cli.plan:plan", "Show a plan, or explain which algorithm a call gets and why."),
-    "report": (
-        "commlib.tools.cli.report.command:report",
-        "Measure this machine from end to end, and write pages of it.",
-    ),
-    "run": ("commlib.tools.cli.run:run", "Start a command on several ranks of this machine."),
-    "tune": ("commlib.tools.cli.tune:tune", "Measure every algorithm here and write the plan init() takes."),
+    "report": ("commlib.tools.cli.report.command:report", "Measure this machine from end to end; write pages of it."),
     "test": ("commlib.tools.cli.test:test", "Check every algorithm of this installation on live ranks."),
 }
+FIRST = 6  # what a newcomer needs
 Table = dict[str, tuple[str, str]]
 
 
@@ -44,22 +45,32 @@ class LazyGroup(Group):
     heading = "Commands"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the table."""
-        return sorted(self.table)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load the module of one command."""
         if cmd_name not in self.table:
             return None
         module, _, attribute = self.table[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
-        return command
+        return with_plain_values(command)
+
+    def headings(self) -> dict[str, list[str]]:
+        return {self.heading: list(self.table)}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table's own help instead of loading every command for its."""
-        with formatter.section(self.heading):
-            formatter.write_dl([(name, self.table[name][1]) for name in self.list_commands(ctx)])
+        for heading, names in self.headings().items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.table[name][1]) for name in names])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the names of the table, too, without loading a command."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.table if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=self.table[name][1]) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 class Main(LazyGroup):
@@ -67,11 +78,26 @@ class Main(LazyGroup):
 
     table = COMMANDS
 
+    def headings(self) -> dict[str, list[str]]:
+        return {"Start here": list(COMMANDS)[:FIRST], "More commands": list(COMMANDS)[FIRST:]}
+
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command line; unless `standalone_mode` is off, end the process with its exit code."""
         _open_streams()
+        if env.foreign("NO_COLOR"):  # https://no-color.org
+            extra["color"] = False
         call = partial(super().main, *args, standalone_mode=False, **extra)
         return _exit_with(call) if standalone_mode else call()
+
+
+def with_plain_values(command: click.Command) -> click.Command:
+    """Call numbers numbers, in the help and in errors, where click says FLOAT RANGE."""
+    for param in command.params:
+        if isinstance(param.type, click.types.IntParamType | click.types.FloatParamType):
+            param.type.name, param.metavar = "number", param.metavar or "N"
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        with_plain_values(inner)
+    return command
 
 
 def _open_streams() -> None:
@@ -91,11 +117,8 @@ def _exit_with(call: Any) -> NoReturn:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.UsageError as error:
-        see = f"; see `{error.ctx.command_path} --help`" if error.ctx is not None else ""
-        _fail(error.format_message().rstrip(".") + see, error.exit_code)
     except click.ClickException as error:
-        _fail(error.format_message(), error.exit_code)
+        _fail(_usage_text(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
     except BrokenPipeError:
@@ -105,11 +128,29 @@ def _exit_with(call: Any) -> NoReturn:
     except (CommError, OSError, ValueError) as error:
         if _shows_tracebacks():
             raise
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:  # of a write
-            _fail(f"cannot write: {error.strerror}; make room, or write elsewhere", 1)
-        text = "; ".join(filter(None, (str(error), limit_of(error))))
-        _fail(text or type(error).__name__, 2 if isinstance(error, ValueError) else 1)
+        _fail(_world_text(error), 2 if isinstance(error, ValueError) else 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_text(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption):
+        error = no_such_option(error)
+    text = error.format_message().rstrip(".")
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return text
+    return f"{text}{'' if text.endswith('?') else ';'} see `{error.ctx.command_path} --help`"
+
+
+def _world_text(error: Exception) -> str:
+    """Return the line; what a compiler says has lines, which are printed above it."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:  # of a write
+        return f"cannot write: {error.strerror}; make room, or write elsewhere"
+    text = "; ".join(filter(None, (str(error), limit_of(error))))
+    first, _, log = text.partition("\n")
+    if not isinstance(error, BuildFailed) or not log:
+        return text or type(error).__name__
+    print(log, file=sys.stderr)
+    return f"{first.rstrip(':')}; the compiler's message is above"
 
 
 def _shows_tracebacks() -> bool:

@@ -14,8 +14,9 @@ from commlib.tools.cli.options import read_dtypes
 
 @click.command()
 @click.option("--arch", metavar="LIST", help="Architectures such as sm_90,sm_100; without it, those of the GPUs here.")
-@click.option("--world", "worlds", metavar="LIST", default="2,4,8", show_default=True, help="Numbers of ranks.")
+@click.option("-n", "--ranks", "worlds", metavar="LIST", default="2,4,8", show_default=True, help="Numbers of ranks.")
 @click.option(
+    "-d",
     "--dtype",
     "dtypes",
     metavar="LIST",
@@ -88,5 +89,5 @@ def _worlds(text: str) -> list[int]:
 
     worlds = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= world <= MAX_WORLD for world in worlds):
-        raise click.BadParameter(f"{text!r} is no list of numbers from 1 to {MAX_WORLD}", param_hint="--world")
+        raise click.BadParameter(f"{text!r} is no list of numbers from 1 to {MAX_WORLD}", param_hint="--ranks")
     return worlds

@@ -1,53 +1,53 @@
-"""What options of several commands share: sizes, lists of names, element types, files to write."""
+"""What options of several commands share: times, sizes, lists of names, element types, and where a result goes."""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from commlib import env
 from commlib.build.sources import load_module
+from commlib.errors import meant
 from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
+from commlib.tools.report.formats import json_text, rows_text
 
 if TYPE_CHECKING:
     import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Finite(click.FloatRange):
     """A range of numbers, without the two that Python also reads: nan, which no bound refuses, and inf."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Turn the text into a number of the range."""
-        found = float(super().convert(value, param, ctx))
-        return found if math.isfinite(found) else self.fail(f"{value} is not a finite number", param, ctx)
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number", param, ctx)
 
 
-class Seconds(click.ParamType[float]):
-    """A time: 5, 5s, 2m or 1h."""
+class Seconds(click.ParamType):  # type: ignore[type-arg]  # click has one since 8.5
+    """A time above 0, in one grammar for all commands: 5 and 5s are seconds; 500ms, 2m, 1h."""
 
     name = "time"
+    UNITS: Mapping[str, float] = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Turn the text into seconds."""
-        number, scale = str(value), 1.0
-        if number[-1:] in UNITS_S:
-            number, scale = number[:-1], UNITS_S[number[-1]]
-        try:
-            seconds = float(number) * scale
-        except ValueError:
-            self.fail(f"{value!r} is not a time; write 5, 5s, 2m or 1h", param, ctx)
-        return seconds if 0 < seconds < math.inf else self.fail(f"{value!r} is no finite time above 0", param, ctx)
+        parts = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|s|m|h|)", str(value).strip())
+        seconds = float(parts[1]) * self.UNITS[parts[2]] if parts else 0.0
+        if not 0 < seconds < math.inf:
+            self.fail(f"{value!r} is no finite time above 0: write 5, 5s, 2m or 1h", param, ctx)
+        return seconds
 
 
-UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 POSITIVE = Finite(0, min_open=True)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -95,6 +95,47 @@ def picture(bare: str, text: str) -> dict[str, Any]:
     }
 
 
+def ranks_option(default: int | None, text: str, low: int = 1) -> Callable[[F], F]:
+    return click.option("-n", "--ranks", type=click.IntRange(low), default=default, help=text)
+
+
+@dataclass
+class Result:
+    """Where a command's result goes: lines or a JSON document to stdout, and a file whose suffix is its form."""
+
+    as_json: bool = False
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self._lines.append(text)
+        if not self.as_json:
+            click.echo(text)
+
+    def finish(self, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the file, and print the document if it is asked for; .csv and .md have its rows, .txt the lines."""
+        if self.output is not None:
+            form = self.output.suffix[1:]
+            text = click.unstyle("\n".join(self._lines)) if form == "txt" else rows_text(document, rows, form)
+            files.write(self.output, text)
+        if self.as_json:
+            click.echo(json_text(document))
+
+
+def result_options(command: F) -> F:
+    """Give a command `--json` and `-o FILE`, as as_json and output."""
+
+    def checked(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+        check_files(value, None, endings=(".json", ".csv", ".md", ".txt"))
+        return value
+
+    text = "Also write FILE: JSON, or .csv, .md, .txt by its suffix."
+    command = click.option("-o", "--output", type=FILE, metavar="FILE", callback=checked, help=text)(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print a JSON document instead of lines.")(command)
+
+
 def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Turn a size such as 4096, 64K, 8M or 1G into bytes: `callback=read_bytes` of an option."""
     try:
@@ -112,15 +153,14 @@ def read_sizes(text: str) -> tuple[int, ...]:
 
 
 def read_names(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:
-    """Return the comma-separated names, each once; one that is not known is answered with those that are."""
+    """Return the comma-separated names, each once; an unknown one is answered with those that there are."""
     return tuple(dict.fromkeys(known_name(name.strip(), known, what) for name in text.split(",")))
 
 
 def known_name(name: str, known: Iterable[str], what: str) -> str:
-    """Return a name that is known, or say which are."""
+    """Return a name that is known, or say which one was meant, and which there are."""
     if name not in known:
-        close = "".join(f"; did you mean {match}?" for match in get_close_matches(name, known, 1))
-        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}{close}")
+        raise click.UsageError(f"no {what} {name!r}{meant(name, known)}; there are {', '.join(known)}")
     return name
 
 

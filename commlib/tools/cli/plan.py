@@ -5,28 +5,82 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from commlib.counts import counted
-from commlib.tools.cli.options import EXISTING, FILE, known_name, read_bytes, read_dtypes, read_sizes
+from commlib.tools.cli.options import (
+    EXISTING,
+    FILE,
+    Result,
+    known_name,
+    ranks_option,
+    read_bytes,
+    read_dtypes,
+    read_sizes,
+    result_options,
+)
 from commlib.tools.cli.removed import Group
 from commlib.tools.report.document import Kind
+from commlib.tools.report.schema import Count
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
 
-KIND = Kind("commlib.plan.shown", 1, "commlib plan show --json", "commlib.tools.cli", "plan_schema.json")
+
+@dataclass(frozen=True)
+class PlanFit:
+    """The machine that the plan was measured on, next to this one; a total of 0: the plan names none."""
+
+    score: Count
+    total: Count
+    differences: list[str]
+    description: str
+
+
+@dataclass(frozen=True)
+class PlanRange:
+    """A range of sizes of a rule; a * stands for all."""
+
+    op: str
+    dtype: str
+    redop: str
+    placement: str
+    mode: str
+    above: int | None  # bytes; null: from the smallest
+    up_to: int | None  # bytes, including; null: without end
+    choice: str  # the algorithm and its parameters
+    gain: float | None  # how much faster than the runner-up, as measured
+    runner_up: str | None
+    confidence: float | None
+    rule: str
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """The ranges of a plan for one number of ranks, in the order in which rules decide."""
+
+    schema: str
+    version: int
+    source: str
+    digest: str
+    ranks: int
+    fit: PlanFit
+    pinned: dict[str, str]  # collective: the algorithm that the environment pins it to
+    rows: list[PlanRange]
+
+
+KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", of=PlanDocument)
 # The classic pair: copies in and out of symmetric memory below the threshold, the plain call above it.
 CLASSIC = {"nccl": ("nccl_staged", "nccl_direct"), "shm": ("shm_oneshot", "shm_twoshot")}
 
 
 @click.group(cls=Group)
 def plan() -> None:
-    """Show a plan, or explain which algorithm a call gets and why.
+    """Show which algorithm a call gets, and why.
 
     A PLAN is a file, or the name of one that comes with commlib, such as shm.
     """
@@ -36,7 +90,7 @@ def _choice(name: str, values: list[str], text: str) -> Callable[[Any], Any]:
     return click.option(name, type=click.Choice(values), default=values[0], show_default=True, help=text)
 
 
-_ranks = click.option("-n", "--world", default=2, show_default=True, type=click.IntRange(1), help="Number of ranks.")
+_ranks = ranks_option(2, "Number of ranks.")
 _backend = click.option(
     "--backend",
     default="auto",
@@ -50,21 +104,22 @@ _output = click.option("-o", "--output", type=FILE, help="File to write; without
 @click.argument("plan", required=False, metavar="[PLAN]")
 @_ranks
 @_backend
-@click.option(
-    "--json", "as_document", is_flag=True, help="Print a JSON document: the ranges for -n ranks, and the fit."
-)
-def show(plan: str | None, world: int, backend: str, as_document: bool) -> None:
-    """Print the rules of PLAN, or of the plan that `init()` would take here."""
-    from commlib.tools.report.formats import json_text
+@result_options
+def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
+    """Print the rules of PLAN, or of the plan that `init()` would take here.
 
-    found = read_plan(plan, backend, world)
-    click.echo(json_text(_document(found, world)) if as_document else str(found))
+    The document of --json has the ranges for -n ranks, and how well the plan fits this machine.
+    """
+    shown, result = read_plan(plan, backend, ranks), Result(**where)
+    document = _document(shown, ranks)
+    result.say(str(shown))
+    result.finish(document, document["rows"])
 
 
 @plan.command()
 @click.argument("op")
-@click.option("--bytes", "sizes", default="1M", show_default=True, help="Sizes a,b: K, M, G allowed.")
-@click.option("--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
+@click.option("--bytes", "sizes", metavar="SIZES", default="1M", show_default=True, help="Sizes a,b: K, M, G allowed.")
+@click.option("-d", "--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
 @click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
 @_choice("--placement", ["plain", "symmetric", "both"], "symmetric: the tensor comes from comm.empty().")
 @_choice("--mode", ["eager", "graph"], "graph: the call is captured into a CUDA graph.")
@@ -74,9 +129,9 @@ def show(plan: str | None, world: int, backend: str, as_document: bool) -> None:
 @click.option("--async-op", is_flag=True, help="An asynchronous call: on GPUs it leaves multiprocessors to others.")
 @click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
 @click.option("--results", type=EXISTING, help="File of `commlib bench -o`: times, and the limit.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of lines.")
 @_ranks
 @_backend
+@result_options
 def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str, **call: Any) -> None:
     """Say which algorithm a call of OP gets and why, how data gets to the peers, and what it is expected to take.
 
@@ -85,51 +140,50 @@ def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str,
     from commlib.collectives import COLLECTIVES, REDOPS
     from commlib.plan import Query
     from commlib.tools.cli import plan_paths
-    from commlib.tools.report.formats import json_text
 
+    result = Result(call.pop("as_json"), call.pop("output"))
     known_name(op, COLLECTIVES, "collective")
     known_name(call["redop"], REDOPS, "reduction")
     element = str(read_dtypes(call["dtype"])[0]).removeprefix("torch.")
-    found, results = read_plan(plan, backend, call["world"]), plan_paths.results_of(call["results"])
-    limits = {name: call[name] for name in ("max_sms", "async_op")}
-    rows, lines = [], list[str]()
-    for size in read_sizes(sizes):
-        for memory in ("plain", "symmetric") if placement == "both" else (placement,):
-            query = Query(op, size, element, call["redop"], call["world"], memory, call["mode"])
-            why = found.explain(**asdict(query), **limits)
-            rows.append(plan_paths.path_of(why, query, results))
-            lines += [*str(why).splitlines(), *plan_paths.lines_of(rows[-1])]
-    if call["as_json"]:
-        click.echo(json_text(plan_paths.document(found, query, rows)))
-        return
+    chosen, results = read_plan(plan, backend, call["ranks"]), plan_paths.results_of(call["results"])
+    limits, rows = {name: call[name] for name in ("max_sms", "async_op")}, []
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
-    for line in lines:
-        click.echo(fold.fill(line))
+    for size in read_sizes(sizes):
+        for memory in ("plain", "symmetric") if placement == "both" else (placement,):
+            query = Query(op, size, element, call["redop"], call["ranks"], memory, call["mode"])
+            why = chosen.explain(**asdict(query), **limits)
+            rows.append(plan_paths.path_of(why, query, results))
+            for line in [*str(why).splitlines(), *plan_paths.lines_of(rows[-1])]:
+                result.say(fold.fill(line))
+    result.finish(plan_paths.document(chosen, query, rows), rows)
 
 
 @plan.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@result_options
 @click.pass_context
-def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
+def validate(ctx: click.Context, /, files: tuple[str, ...], **where: Any) -> None:
     """Check plan files: keys, values and names.
 
     Print the first mistake of each file on standard error, and exit with 1 if there is one.
     """
     from commlib.core.setup import check_names, usable
 
-    faulty = False
+    result, rows = Result(**where), list[dict[str, str]]()
     for file in files:
         try:
-            found = _open(file)
-            backend = found.fingerprint.get("backend", "")
-            check_names(found, usable(backend), backend)
-            click.echo(f"{file}: OK, {counted(len(found.rules), 'rule')}, plan {found.digest}")
+            checked = _open(file)
+            backend = checked.fingerprint.get("backend", "")
+            check_names(checked, usable(backend), backend)
+            result.say(f"{file}: OK, {counted(len(checked.rules), 'rule')}, plan {checked.digest}")
+            rows.append({"file": file, "digest": checked.digest, "wrong": ""})
         except ValueError as error:
-            faulty = True
             click.echo(f"commlib: {error}", err=True)
-    ctx.exit(1 if faulty else 0)
+            rows.append({"file": file, "digest": "", "wrong": str(error)})
+    result.finish({"schema": "commlib.plan.validated", "version": 1, "rows": rows}, rows)
+    ctx.exit(int(any(row["wrong"] for row in rows)))
 
 
 @plan.command()
@@ -137,13 +191,13 @@ def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
 @click.option("--op", default="all_reduce", show_default=True, help="Collective.")
 @click.option("--below", help="Algorithm up to SIZE.  [default: shm_oneshot, nccl_staged]")
 @click.option("--above", help="Algorithm beyond SIZE.  [default: shm_twoshot, nccl_direct]")
-@click.option("-n", "--world", type=click.IntRange(1), help="Limit the rule to this number of ranks.")
+@ranks_option(None, "Limit the rule to this number of ranks.")
 @click.option("--backend", default="shm", show_default=True, help="Backend whose plan is changed.")
 @_output
 def threshold(
-    size: int, op: str, below: str | None, above: str | None, world: int | None, backend: str, output: Path | None
+    size: int, op: str, below: str | None, above: str | None, ranks: int | None, backend: str, output: Path | None
 ) -> None:
-    """Write the classic plan: one algorithm up to SIZE, another one beyond.
+    """Write the classic plan: one algorithm up to SIZE, another beyond.
 
     Everything else is as in the shipped plan of the backend.
     """
@@ -162,12 +216,11 @@ def threshold(
         )
     for name in (low, high):
         known_name(name, known[op], f"algorithm of {op} on {backend}")
-    made = Plan.threshold(size, below=low, above=high, op=op, base=base, world=world)
+    made = Plan.threshold(size, below=low, above=high, op=op, base=base, world=ranks)
     _write(made.file_text, output)
 
 
 def _document(plan: Plan, world: int) -> dict[str, Any]:
-    """Return what --json prints; plan_schema.json says what is in it."""
     rows = [
         {
             **{key: getattr(rule, key) for key in ("op", "dtype", "redop", "placement", "mode")},
@@ -183,8 +236,8 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
     return {
         "schema": KIND.name,
         "version": KIND.version,
-        **{"source": plan.source, "digest": plan.digest, "world": world},
-        "fit": {**asdict(plan.fit), "said": plan.fit.description},
+        **{"source": plan.source, "digest": plan.digest, "ranks": world},
+        "fit": {**asdict(plan.fit), "description": plan.fit.description},
         "pinned": dict(plan.pinned),
         "rows": rows,
     }
@@ -197,9 +250,9 @@ def read_plan(plan: str | None, backend: str, world: int) -> Plan:
     from commlib.plan.machine import fingerprint
 
     if plan is not None:
-        found = _open(plan)
-        check_names(found, usable(found.fingerprint.get("backend", "")))
-        return found.fitted(fingerprint(found.fingerprint.get("backend", "")))
+        chosen = _open(plan)
+        check_names(chosen, usable(chosen.fingerprint.get("backend", "")))
+        return chosen.fitted(fingerprint(chosen.fingerprint.get("backend", "")))
     backend = env.BACKEND.get() if backend == "auto" else backend
     backend = backends.here(world) if backend == "auto" else backend
     known_name(backend, backends.BACKENDS, "backend")
@@ -207,7 +260,6 @@ def read_plan(plan: str | None, backend: str, world: int) -> Plan:
 
 
 def _open(name: str) -> Plan:
-    """Return the plan of a file, or one that comes with commlib."""
     from commlib.plan import Plan, shipped, shipped_plan
 
     if name in shipped() and not Path(name).is_file():

@@ -1,8 +1,9 @@
-"""`-n N` of commands that run on ranks: start them here, called with the same words, or join a launcher's."""
+"""`-n N` of commands that run on ranks: start them here, called with the same arguments, or join a launcher's."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -12,17 +13,20 @@ from commlib import env
 from commlib.counts import counted
 
 
-class Words(click.Command):
-    """Keeps the words it was called with: the ranks that -n starts are called with the same."""
+class RankCommand(click.Command):
+    """Saves its arguments: the ranks that -n starts are called with the same."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, after taking a copy."""
         ctx.meta["words"] = list(args)
         return super().parse_args(ctx, args)
 
 
+def command_line(ctx: click.Context) -> str:
+    """Return the command as it was typed, for the document of a run."""
+    return shlex.join(["commlib", *_names(ctx), *ctx.meta["words"]])
+
+
 def _names(ctx: click.Context) -> list[str]:
-    """Return the names by which a command is called, such as profile comm."""
     return [] if ctx.parent is None else [*_names(ctx.parent), str(ctx.info_name)]
 
 
@@ -41,16 +45,16 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
     from commlib.tools import capacity
     from commlib.tools.launch import launch
 
-    if env.BOOTSTRAP.get() != "local" and (found := bootstrap.around()):
-        launcher, size = found
+    if env.BOOTSTRAP.get() != "local" and (around := bootstrap.around()):
+        launcher, size = around
         raise click.UsageError(
             f"-n {ranks} would start a job in each of the {size} processes that {launcher} started: leave out -n, to "
             f"run on these, or {launcher}, to start {ranks} here; {env.BOOTSTRAP.name}=local starts all jobs"
         )
     capacity.check(ranks, ctx.params["backend"], buffers)
-    words = [sys.executable, "-m", "commlib", *_names(ctx), *ctx.meta["words"]]
+    command = [sys.executable, "-m", "commlib", *_names(ctx), *ctx.meta["words"]]
     cores = len(os.sched_getaffinity(0))
     if ranks > cores:
-        click.echo(f"commlib: {ranks} ranks share {counted(cores, 'core')}: the times say little", err=True)
+        click.echo(f"commlib: {ranks} ranks share {counted(cores, 'core')}: timings are unreliable", err=True)
     spread = "core" if ranks <= cores else "none"
-    return launch(words, ranks, prefix=False, bind=spread if bind == "auto" else bind)
+    return launch(command, ranks, prefix=False, bind=spread if bind == "auto" else bind)

@@ -1,8 +1,10 @@
-"""Removed commands: what a user who types one of them reads instead."""
+"""What a user reads who types a command or an option that does not exist: the one meant, or what replaces it."""
 
 from __future__ import annotations
 
 import click
+
+from commlib.errors import meant
 
 REMOVED = {
     "plan diff": "write both plans with `commlib plan show PLAN --json`, and compare the files with diff",
@@ -12,16 +14,41 @@ REMOVED = {
     "radix": "run make_traces.py and simulate.py in benchmarks/radix of a checkout",
 }
 """A command, without the name of the program, and what does its work now."""
+OPTIONS = {
+    "--world": "it is -n/--ranks now",
+    "--seconds": "it is --time now",
+    "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
+}
+"""An option that a command has no more, and what does its work now."""
 
 
 class Group(click.Group):
-    """A group whose removed commands name their successor."""
+    """A group whose removed commands name their successor, and whose mistyped ones the one that was meant."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is called, as click does; for a removed one raise what replaces it."""
+        """Return the command that is called, as click does; for one that does not exist raise what to type."""
         name = " ".join([*ctx.command_path.split()[1:], *args[:1]])
         if name in REMOVED:
             ctx.fail(f"`commlib {name}` was removed; {REMOVED[name]}")
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}{meant(args[0], known)}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first sentence of each command whole, where click cuts it."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in commands if command])
+
+
+def no_such_option(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error for an unknown option: what replaces it, or the one that was meant, if the help has it."""
+    if successor := OPTIONS.get(error.option_name):
+        return click.UsageError(f"no option {error.option_name}; {successor}", error.ctx)
+    params = error.ctx.command.params if error.ctx is not None else []
+    shown = [param for param in params if isinstance(param, click.Option) and not param.hidden]
+    known = [name for param in shown for name in (*param.opts, *param.secondary_opts)]
+    return click.UsageError(f"no option {error.option_name}{meant(error.option_name, known)}", error.ctx)

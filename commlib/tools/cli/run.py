@@ -8,30 +8,33 @@ import click
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
-@click.option("-n", "size", type=click.IntRange(min=1), required=True, help="Number of ranks.")
 @click.option(
-    "--bind",
-    type=click.Choice(["none", "core"]),
-    default="none",
-    show_default=True,
-    help="core: pin rank r to the r-th core.",
+    "-n",
+    "--ranks",
+    "--nproc-per-node",
+    "size",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Ranks.  [default: GPUs, or 2]",
 )
-@click.option("--prefix/--no-prefix", default=True, show_default=True, help="Put '[rank] ' before each line.")
+@click.option("--bind", type=click.Choice(["none", "core"]), default="none", help="core: pin rank r to the r-th core.")
+@click.option("--prefix/--no-prefix", default=True, help="Put '[rank] ' before each line.")
 @click.option("-m", "--module", is_flag=True, help="CMD is a Python module, as for `python -m`.")
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(size: int, bind: str, prefix: bool, module: bool, cmd: tuple[str, ...]) -> None:
+def run(size: int | None, bind: str, prefix: bool, module: bool, cmd: tuple[str, ...]) -> None:
     """Run CMD on N ranks: commlib run -n 2 train.py --epochs 3.
 
-    CMD is any program. A file that ends in .py, or a module (-m), is run by the Python that commlib is installed in;
-    what stands beside that Python comes first on the ranks' PATH.
+    CMD is any program. A file that ends in .py, or a module (-m), is run by the Python that commlib is installed in,
+    whose folder comes first on the ranks' PATH.
 
-    Each rank finds the others through commlib.init(), or through torchrun's variables, which are set too.
-    The exit code is that of the first rank that fails (128 + signal if it was killed); the other ranks are
-    then ended. Standard input goes to rank 0.
+    Each rank finds the others through commlib.init(), or through torchrun's variables, which are set too. The exit code
+    is that of the first rank that fails (128 + signal if it was killed); the other ranks are then ended. Standard input
+    goes to rank 0.
     """
-    from commlib.tools.capacity import check_processes
+    from commlib.tools.capacity import check_processes, default_ranks
     from commlib.tools.launch import launch
 
+    size = size or default_ranks()
     check_processes(size)
     python = [sys.executable, "-m"] if module else [sys.executable] if cmd[0].endswith(".py") else []
     sys.exit(launch([*python, *cmd], size, prefix=prefix, bind=bind))

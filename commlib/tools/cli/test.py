@@ -3,65 +3,78 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from commlib.counts import counted
-from commlib.tools.cli.options import known_name
-from commlib.tools.cli.ranks import Words
-from commlib.tools.report.document import Kind, Report, Row
+from commlib.tools.cli.options import Result, known_name, ranks_option, result_options
+from commlib.tools.cli.ranks import RankCommand, command_line
+from commlib.tools.report.document import Document, Kind, Report, Row
 
 if TYPE_CHECKING:
     from commlib.tools.testing import Ranks
 
 
 BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective
-KIND = Kind("commlib.test", 1, "commlib test --json", "commlib.tools.cli", "test_schema.json")
+
+
+@dataclass(frozen=True)
+class CheckedAlgorithm:
+    """One algorithm on one number of ranks."""
+
+    ranks: int
+    backend: str
+    op: str
+    algorithm: str
+    wrong: str  # the first thing that is wrong, with its rank; empty: nothing
+
+
+@dataclass(frozen=True)
+class CheckedDocument(Document):
+    rows: list[CheckedAlgorithm]
+    notes: list[str]  # what was left out, and why
+
+
+KIND = Kind("commlib.test", 1, "commlib test --json", of=CheckedDocument)
 
 
 class Checked(Report):
     """Collects what was checked, and what was left out."""
 
     def content(self) -> dict[str, Any]:
-        """Return a row for each algorithm on each number of ranks."""
         return {"rows": self.rows, "notes": self.notes}
 
 
-@click.command(cls=Words)
-@click.option("-n", "--ranks", "ranks", type=click.IntRange(1), help="Number of ranks; without it 2, 3 and 4.")
+@click.command(cls=RankCommand)
+@ranks_option(None, "Number of ranks; without it 2, 3 and 4.")
 @click.option("--quick", is_flag=True, help="Two ranks, few sizes and types: a few seconds.")
-@click.option("--op", "only", metavar="NAME", help="Check one collective only.")
-@click.option("--json", "as_document", is_flag=True, help="Print a JSON document instead of lines.")
+@click.option("--op", "only", metavar="OP", help="Check one collective only.")
+@result_options
 @click.pass_context
-def test(ctx: click.Context, ranks: int | None, quick: bool, only: str | None, as_document: bool) -> None:
+def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None, **where: Any) -> None:
     """Check every algorithm of this installation on live ranks: values, types, reductions, ragged sizes."""
     from commlib.collectives import COLLECTIVES
     from commlib.tools import capacity
-    from commlib.tools.report.formats import json_text
 
     sizes = [ranks] if ranks is not None else [2] if quick else [2, 3, 4]
     names = [known_name(only, COLLECTIVES, "collective")] if only is not None else list(COLLECTIVES)
     if ranks is not None:
         capacity.check(ranks, "auto", lambda ranks: BUFFER_BYTES)
-    start, report = time.perf_counter(), Checked(KIND, shlex.join(["commlib", "test", *ctx.meta["words"]]))
+    start, report, result = time.perf_counter(), Checked(KIND, command_line(ctx)), Result(**where)
     for line in _run(report, sizes, names, quick):
-        if not as_document:
-            click.echo(line)
+        result.say(line)
     spent, failed = time.perf_counter() - start, sum(bool(row["wrong"]) for row in report.rows)
-    if as_document:
-        click.echo(json_text(report.document()))
-    else:
-        cores = counted(os.cpu_count() or 1, "core")
-        click.echo(f"{len(report.rows) - failed} passed, {failed} failed in {spent:.1f} s on {cores}")
+    cores = counted(os.cpu_count() or 1, "core")
+    result.say(f"{len(report.rows) - failed} passed, {failed} failed in {spent:.1f} s on {cores}")
+    result.finish(report.document(), report.rows)
     ctx.exit(1 if failed else 0)
 
 
 def _run(report: Report, sizes: Sequence[int], names: Sequence[str], quick: bool) -> Iterator[str]:
-    """Check, and yield the lines of what was checked and of what cannot be."""
     for size in sizes:
         backends, left_out = _backends(names, size)
         report.notes += left_out
@@ -95,17 +108,19 @@ def _backends(names: Sequence[str], size: int) -> tuple[list[str], list[str]]:
 def _check_backend(size: int, backend: str, names: Sequence[str], quick: bool) -> Iterator[Row]:
     """Run every algorithm of one backend on one set of ranks; yield a row with what is wrong with each, or ''."""
     from commlib.collectives import algorithm_names
-    from commlib.tools.testing import Ranks
+    from commlib.tools.testing import RankError, Ranks
 
     pairs = [(name, algorithm) for name in names for algorithm in algorithm_names(backend)[name]]
-    with Ranks(size, backend=backend) as ranks:
-        for name, algorithm in pairs:
-            wrong = _check(ranks, name, algorithm, quick)
-            yield {"ranks": size, "backend": backend, "op": name, "algorithm": algorithm, "wrong": wrong}
+    try:
+        with Ranks(size, backend=backend) as ranks:
+            for name, algorithm in pairs:
+                wrong = _check(ranks, name, algorithm, quick)
+                yield {"ranks": size, "backend": backend, "op": name, "algorithm": algorithm, "wrong": wrong}
+    except RankError as error:  # of ranks that cannot start
+        raise error.cause from None
 
 
 def _check(ranks: Ranks, name: str, algorithm: str, quick: bool) -> str:
-    """Return the first thing that is wrong with one algorithm, or ''."""
     from commlib.errors import CommError
     from commlib.tools.testing.conformance import EVERY_SIZE, EVERY_TYPE, QUICK, check_algorithm
 

@@ -32,7 +32,6 @@ Members = tuple[int, ...]
 
 
 def flights(job: Job) -> dict[int, bytes]:
-    """Return the dump of each rank that is here, by its number."""
     since = _since(job)
     dumps = {}
     for rank in job.ranks.values():
@@ -104,20 +103,19 @@ def _entry(call: Call, slot: Slot, name: str) -> Entry:
 
 
 def _message(call: Call, slot: Slot, pair: str) -> Entry:
-    mine, theirs = (int(at > other) for at, other in ((slot.rank, call.root), (call.root, slot.rank)))
+    us, peer = (int(at > other) for at, other in ((slot.rank, call.root), (call.root, slot.rank)))
     return _fields(call, bool(call.finished_ns)) | {
         "process_group": (pair, "messages"),
         "collective_seq_id": call.stream,
         "p2p_seq_id": call.stream,
         "is_p2p": True,
-        "profiling_name": f"nccl:send {mine}->{theirs}" if call.sends else f"nccl:recv {mine}<-{theirs}",
+        "profiling_name": f"nccl:send {us}->{peer}" if call.sends else f"nccl:recv {us}<-{peer}",
         "input_sizes": [[call.count]],
         "output_sizes": [[call.count]],
     }
 
 
 def _fields(call: Call, done: bool) -> Entry:
-    """Return the fields that collectives and messages have in common."""
     file, _, line = call.site.rpartition(":")
     return {
         "pg_id": 0,

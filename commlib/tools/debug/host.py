@@ -34,7 +34,7 @@ def jobs_here(wanted: int | None = None) -> list[list[Record]]:
         joined = [job for job in jobs if job[0] & ids]
         if ids:
             jobs = [job for job in jobs if job not in joined]
-            ids = ids.union(*(theirs for theirs, _ in joined))
+            ids = ids.union(*(others for others, _ in joined))
             jobs.append((ids, [record, *chain(*(records for _, records in joined))]))
     ordered = [sorted(records, key=lambda record: record.pid) for _, records in jobs]
     return [records for records in ordered if wanted is None or any(wanted in ancestors(one.pid) for one in records)]
@@ -47,7 +47,6 @@ def starting_here(wanted: int | None = None) -> list[Starting]:
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """Yield a process and those that started it."""
     while pid > 0:
         yield pid
         pid = process(pid).parent

@@ -1,19 +1,23 @@
-"""What `commlib debug` prints of a job: what is wrong, then a line for each rank; or a document."""
+"""What `commlib debug` shows of a job: what is wrong, then a line for each rank; and lines that a launcher prints."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain, zip_longest
 from typing import Any
 
 from commlib.counts import counted
-from commlib.debug import Finding, findings_lines
-from commlib.debug.format import members_text, ranks_text
-from commlib.debug.jobs import Job, Rank
-from commlib.tools.debug.format import call_of, clipped, stack_text, table, wrapped
+from commlib.debug import Finding, explained, findings_lines
+from commlib.debug.format import members_text, ranks_text, seconds_text, waited_in
+from commlib.debug.jobs import Job, Rank, job_of
+from commlib.debug.record_types import Slot
+from commlib.tools.debug.host import jobs_here, starting_here
 
-_IN, _INDENT = 6, "      "  # the column of what a rank is in, and what stands before it below
+MIN_COLUMNS = 40
+_CALL, _INDENT = 6, "      "  # the column of the call that a rank is in, and what stands before it below
 _STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -26,49 +30,53 @@ _STATES = {
 }
 
 
-def page(job: Job, before: Job, findings: list[Finding]) -> str:
-    """Return the text."""
+def page(job: Job, before: Job, findings: list[Finding], style: Callable[[str], str] = str) -> str:
+    """Return the text; `style` marks the lines of what is wrong."""
     lines = [clipped(f"{_name(job)}, {job.command}"), "", *_unrecorded_lines(job)]
-    if not any(finding.serious for finding in findings):
-        lines.append(_progress_text(job, before))
-    lines += [*wrapped(findings_lines(job, before, findings)), ""]
+    wrong = [style(line) for line in wrapped(findings_lines(job, before, findings))]
+    lines += [*([] if any(one.serious for one in findings) else [_progress_text(job, before)]), *wrong, ""]
     rows: list[tuple[str, ...]] = [("rank", "process", "state", "core", "comm", "calls", "in", "for", "at")]
-    for rank in sorted(job.ranks.values(), key=lambda rank: rank.number):
+    for rank in _in_order(job):
         rows += _rows(job, rank)
     lines += _folded_table(rows, shutil.get_terminal_size().columns)
-    made = enumerate(job.communicators.values(), 1)
-    several = ["", *(f"communicator {number}: {members_text(job, slots[0])}" for number, slots in made)]
-    return "\n".join([*lines, *several * (len(several) > 2)])
+    several = [f"communicator {n}: {members_text(job, of[0])}" for n, of in enumerate(job.communicators.values(), 1)]
+    return "\n".join([*lines, *(["", *several] if len(several) > 1 else [])])
 
 
 def brief(job: Job, before: Job) -> str:
-    """Return one line for a job in which nothing is wrong."""
     return clipped(f"{_name(job)}: {_progress_text(job, before)}, {job.command}")
 
 
 def document(job: Job, before: Job, findings: list[Finding]) -> dict[str, Any]:
-    """Return everything as data: findings, ranks with their communicators, calls and stacks."""
+    """Return the findings as data, and in sentences, each with what the ranks to look at are doing."""
     return {
-        "schema": "commlib.debug",
-        "version": 1,
         "job": job.number,
         "command": job.command,
+        "ranks": [rank.number for rank in _in_order(job)],
         "findings": [asdict(finding) for finding in findings],
-        "said": findings_lines(job, before, findings),
-        "ranks": [asdict(rank) for rank in sorted(job.ranks.values(), key=lambda rank: rank.number)],
+        "sentences": findings_lines(job, before, findings),
     }
 
 
+def records_document(job: Job) -> dict[str, Any]:
+    return {"records": [asdict(rank) for rank in _in_order(job)]}
+
+
+def _in_order(job: Job) -> list[Rank]:
+    return sorted(job.ranks.values(), key=lambda rank: rank.number)
+
+
 def _folded_table(rows: list[tuple[str, ...]], columns: int) -> list[str]:
-    """Return the lines of a table; where it is too wide for the terminal, what a rank is in stands below its row."""
+    """Return the lines of a table; where it is too wide for the terminal, the call of a rank stands below its row."""
     lines = table(rows)
     if max(map(len, lines)) <= columns:
         return lines
-    heads = table([row[:_IN] + row[_IN + 1 : -1] for row in rows])
+    heads = table([row[:_CALL] + row[_CALL + 1 : -1] for row in rows])
     lines = heads[:1]
     for head, row in zip(heads[1:], rows[1:], strict=True):
-        text = f"{row[_IN]}, at {row[-1]}" if row[-1] else row[_IN]
-        lines += [head, *textwrap.wrap(text, max(columns, 40), initial_indent=_INDENT, subsequent_indent=_INDENT)]
+        text = f"{row[_CALL]}, at {row[-1]}" if row[-1] else row[_CALL]
+        width = max(columns, MIN_COLUMNS)
+        lines += [head, *textwrap.wrap(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)]
     return lines
 
 
@@ -102,14 +110,78 @@ def _unrecorded_lines(job: Job) -> list[str]:
 
 
 def _rows(job: Job, rank: Rank) -> list[tuple[str, ...]]:
-    """Return a row for each communicator that the rank has open."""
-    state = _STATES.get(rank.process.state, rank.process.state)
-    head = (str(rank.number), rank.place, state, str(rank.process.core) if rank.process.core >= 0 else "")
-    order = list(job.communicators)
+    process, order = rank.process, list(job.communicators)
+    core = str(process.core) if process.core >= 0 else ""
+    head = (str(rank.number), rank.place, _STATES.get(process.state, process.state), core)
     rows: list[tuple[str, ...]] = []
     for slot in [slot for slot in rank.slots if not slot.closed]:
-        rows.append(
-            (*head, str(order.index(slot.id) + 1), str(slot.entered), *call_of(job, slot), stack_text(rank, [slot]))
-        )
+        number = str(order.index(slot.id) + 1)
+        rows.append((*head, number, str(slot.entered), *call_of(job, slot), stack_text(rank, [slot])))
         head = ("", "", "", "")
     return rows or [(*head, "", "", "", "", "")]
+
+
+def call_of(job: Job, slot: Slot) -> tuple[str, str]:
+    """Return what a rank is in, in a communicator, and since when; the second is empty if it is in no call."""
+    for wait in slot.waits:
+        text = f"{waited_in(job, slot, wait)}, for rank {job.name(slot, wait.peer)}"
+        return text, seconds_text(job.seconds_since(wait.since_ns))
+    if slot.ended:
+        return f"{slot.ended_kind} has ended it", ""
+    if call := slot.under_way:
+        return str(call), seconds_text(job.seconds_since(call.entered_ns))
+    if slot.handed_over and (last := slot.calls.get(slot.entered)):
+        return f"{last} was handed to torch's group", seconds_text(job.seconds_since(last.entered_ns))
+    if slot.gpu.at_ns:
+        return f"no wait; its GPU has finished {counted(slot.gpu.over, 'call')}", ""
+    return "no call", ""
+
+
+def stack_text(rank: Rank, slots: Iterable[Slot]) -> str:
+    """Say where the thread is that waits in one of these communicators, else the main one; empty: it is not known."""
+    stack = rank.stack(next((wait.thread for slot in slots for wait in slot.waits), 0))
+    return str(stack) if stack is not None and stack.frames else ""
+
+
+def wrapped(lines: Iterable[str]) -> list[str]:
+    columns = max(shutil.get_terminal_size().columns, MIN_COLUMNS)
+    broken = (textwrap.wrap(line, columns, subsequent_indent="    ", break_on_hyphens=False) for line in lines)
+    return [*chain(*broken)]
+
+
+def clipped(line: str) -> str:
+    """Cut a line to the terminal's width: command lines can be long."""
+    columns, line = max(shutil.get_terminal_size().columns, MIN_COLUMNS), line.removesuffix(", ")  # of an ended job
+    return line if len(line) <= columns else f"{line[: columns - 1]}…"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+
+
+def explained_below(pid: int) -> list[str]:
+    """Say which rank holds up those that a process has started; nothing where that fails, as they must be ended."""
+    try:
+        return [line for records in jobs_here(pid) for line in explained(record.pid for record in records)]
+    except Exception:
+        return []
+
+
+def ranks_below(pid: int) -> list[str]:
+    """Say what each rank is in that a process has started; nothing where that fails, as they must be ended."""
+    try:
+        lines = [f"rank {one.rank} {one}" for one in starting_here(pid)]
+        for job in map(job_of, jobs_here(pid)):
+            job.ask_stacks(set(job.ranks))
+            lines += [_rank_line(job, rank) for rank in _in_order(job)]
+    except Exception:
+        return []
+    return lines
+
+
+def _rank_line(job: Job, rank: Rank) -> str:
+    calls = [call_of(job, slot) for slot in rank.slots if not slot.closed]
+    text = "; ".join(call for call, since in calls if since) or "no call"
+    place = stack_text(rank, rank.slots)
+    return f"rank {rank.number} was in {text}" + (f", at {place}" if place else "")

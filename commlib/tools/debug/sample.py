@@ -53,12 +53,10 @@ class Watched:
 
     @property
     def seconds(self) -> float:
-        """How long it was watched."""
         return (self.job.at_ns - self.before.at_ns) / 1e9
 
 
 def kind_of(call: Call) -> Kind:
-    """Return what calls must have in common to be compared."""
     return call.op, call.dtype, call.count, call.algorithm
 
 
@@ -87,7 +85,6 @@ class _Sampler:
         self.rank, self.entered, self.waits_since_ns = slot.rank, 0, 0
 
     def look(self) -> Look:
-        """Return what it is in now."""
         if self._on_gpu and (wait := self._kernels_wait()) is not None:
             return wait
         self.entered, finished = self._slot.entered, self._slot.finished
@@ -127,7 +124,6 @@ class _Sampler:
         self._copies.append((calls(self._calls), ends(self._slot.ends), calls(self._calls)))
 
     def calls(self) -> dict[int, Call]:
-        """Return the calls of all copies."""
         known = dict[int, Call]()
         for first, ends, again in self._copies:
             for call, end, other in zip(first, ends, again, strict=True):
@@ -140,7 +136,6 @@ class _Sampler:
 
 
 def watch(records: Sequence[Record], seconds: float, rate: float = RATE) -> Watched:
-    """Look at a job for so long."""
     for record in records:
         record.watch_for(seconds + WATCHED_S)
     before = job_of(records)
@@ -174,8 +169,8 @@ def _look_at_all(samplers: Sequence[_Sampler], now: int) -> dict[Place, Look]:
     for sampler in samplers:
         look, since_ns = looks[sampler.place], 0
         if sampler.by_torch and look.kind is not None:
-            theirs = [other for other in samplers if other.place[1] == sampler.place[1]]
-            last = min(theirs, key=lambda other: other.entered)
+            members = [other for other in samplers if other.place[1] == sampler.place[1]]
+            last = min(members, key=lambda other: other.entered)
             if last.entered < sampler.entered:
                 since_ns = sampler.waits_since_ns or now
                 looks[sampler.place] = Look(look.kind, last.rank, since_ns)
@@ -201,7 +196,6 @@ def _peer(job: Job, place: Place, look: Look) -> int:
 
 
 def cores_of(job: Job) -> int:
-    """Return on how many cores its ranks may run."""
     cores: set[int] = set()
     for pid in job.ranks:
         with suppress(OSError):

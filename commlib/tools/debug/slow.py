@@ -11,7 +11,7 @@ from typing import Any
 from commlib.counts import counted
 from commlib.debug.format import ranks_text
 from commlib.debug.jobs import Job
-from commlib.tools.debug.format import clipped, table
+from commlib.tools.debug.page import clipped, table
 from commlib.tools.debug.sample import Kind, Look, Place, Watched, blamed, kind_of
 
 LATE_SHARE = 0.05  # of the time that others wait for it: less is none to speak of
@@ -67,8 +67,6 @@ class Rate:
 
 @dataclass
 class OpTime:
-    """Where the time of one kind of call goes, by rank."""
-
     op: str
     dtype: str
     count: int
@@ -79,14 +77,11 @@ class OpTime:
 
     @property
     def share(self) -> float:
-        """The mean share of the ranks' time."""
         return fmean(share.waits + share.moves for share in self.ranks.values())
 
 
 @dataclass
 class Slowness:
-    """What is known of a job's speed."""
-
     seconds: float
     looks: int
     ranks: list[RankTime]
@@ -95,7 +90,6 @@ class Slowness:
 
 
 def slowness(watched: Watched, traffic: Traffic) -> Slowness:
-    """Sum up what was seen."""
     moments = [(at, looks, list(blamed(watched.job, looks))) for at, looks in watched.looks]
     ranks = [_rank_time(watched, pid, moments) for pid in sorted({pid for pid, _ in watched.calls})]
     ranks.sort(key=lambda one: one.rank)
@@ -137,7 +131,6 @@ def _state(pid: int, looks: dict[Place, Look]) -> str:
 
 
 def _calls(watched: Watched, pid: int) -> int:
-    """Return how many collectives a process has entered meanwhile."""
     then = watched.before.ranks.get(pid)
     olds = {slot.id: slot for slot in then.slots} if then else {}
     return sum(slot.calls_since(olds.get(slot.id, slot)) for slot in watched.job.ranks[pid].slots)
@@ -236,7 +229,6 @@ def slow_page(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: i
 
 
 def sentences(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: int) -> list[str]:
-    """Return the sentences."""
     if not slow.ranks:
         return ["no rank has a communicator open"]
     lines = [late_text(job, one, where.get(one.pid, Counter())) for one in slow.late]
@@ -275,13 +267,10 @@ def _op_rows(op: OpTime) -> Iterator[tuple[str, ...]]:
 
 
 def slow_document(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: int) -> dict[str, Any]:
-    """Return everything as data."""
     return {
-        "schema": "commlib.debug.slow",
-        "version": 1,
         "job": job.number,
         "command": job.command,
-        "said": sentences(job, slow, where, cores),
+        "sentences": sentences(job, slow, where, cores),
         **asdict(slow),
         "where": {str(job.ranks[pid].number): dict(places) for pid, places in where.items()},
     }

@@ -15,12 +15,10 @@ Calls = Mapping[tuple[int, int], Mapping[int, Call]]
 
 
 def recorded_calls(job: Job) -> Calls:
-    """Return the calls that the records of a job have."""
     return {(rank.pid, slot.id): slot.calls for rank in job.ranks.values() for slot in rank.slots}
 
 
 def named(what: str, rank: int, at: int, name: str) -> Event:
-    """Give a process or a thread of the trace its name."""
     return {"name": what, "ph": "M", "pid": rank, "tid": at, "args": {"name": name}}
 
 
@@ -60,7 +58,6 @@ def _call(rank: int, thread: int, call: Call, job: Job, under_way: Call | None) 
 
 
 def _waits(job: Job, slot: Slot, rank: int, thread: int) -> Iterator[Event]:
-    """Yield the waits under way, inside their calls."""
     for wait in slot.waits:
         yield {
             "name": f"waits for rank {job.name(slot, wait.peer)}",

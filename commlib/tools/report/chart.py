@@ -6,7 +6,7 @@ import importlib.util
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +41,9 @@ SHORTER = [
     (re.compile(r' (width|height)="[\d.]+pt"| transform="rotate\(-0 [^"]*"|font-family: [^;]*; | id="[\w.]+_\d+"'), ""),
     (re.compile(r"<metadata>.*?</metadata>", re.DOTALL), ""),
     (re.compile(r"\s*\n\s*"), " "),
-    (re.compile(r"(\.\d\d)\d+(?=[^<>]*>)"), r"\1"),
+    (re.compile(r"(\.\d)\d+(?=[^<>]*>)"), r"\1"),
+    (re.compile(r"\.0(?=[^<>\d][^<>]*>)| (?=/?>|\"/?>|<)|(?<=>) "), ""),
+    (re.compile(r"(?<=[;:]) (?=[^<>]*>)"), ""),
 ]
 FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
 FAR = 2.0  # times the best option's time: what takes longer is out of the picture of a tuning
@@ -91,7 +93,6 @@ def look(at: int, **style: Any) -> dict[str, Any]:
 
 
 def missing() -> str:
-    """Say why nothing can be drawn here, "" if it can."""
     return "" if importlib.util.find_spec("matplotlib") is not None else NEEDS
 
 
@@ -119,7 +120,17 @@ def svg(title: str, rows: Rows) -> str:
     _, _, element = text.getvalue().partition("<svg")
     for pattern, short in SHORTER:
         element = pattern.sub(short, element)
-    return f"<svg{element.replace(INK, 'currentColor')}"
+    return f"<svg{''.join(_without_bare_groups(element)).replace(INK, 'currentColor')}"
+
+
+def _without_bare_groups(element: str) -> Iterator[str]:
+    """Yield the parts of an element but the tags of groups that have no attributes."""
+    bare = []
+    for part in re.split(r"(<g\b[^>]*>|</g>)", element):
+        if part.startswith("<g"):
+            bare.append(part == "<g>")
+        if part not in ("<g>", "</g>") or (part == "</g>" and not bare.pop()):
+            yield part
 
 
 def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:

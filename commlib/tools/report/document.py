@@ -60,11 +60,12 @@ class Kind:
     of: type[Any] | None = None  # a dataclass: mostly a Document
 
     def read(self, path: Path) -> dict[str, Any]:
-        """Read a file with one document."""
-        found = self.read_all(path)
-        if len(found) != 1:
-            raise ValueError(f"{path} has {len(found)} runs; `{self.command} show --part N --format json` gives one")
-        return found[0]
+        documents = self.read_all(path)
+        if len(documents) != 1:
+            raise ValueError(
+                f"{path} has {len(documents)} runs; `{self.command} show --part N --format json` gives one"
+            )
+        return documents[0]
 
     def read_all(self, path: Path) -> list[dict[str, Any]]:
         """Read the documents of a file; every fault is a ValueError that names file, place and remedy.
@@ -82,8 +83,8 @@ class Kind:
 
     def _checked(self, document: Any, path: Path) -> dict[str, Any]:
         if not isinstance(document, dict) or document.get("schema") != self.name:
-            found = repr(document.get("schema")) if isinstance(document, dict) else f"a {type(document).__name__}"
-            raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {found}, not "{self.name}"')
+            name = repr(document.get("schema")) if isinstance(document, dict) else f"a {type(document).__name__}"
+            raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {name}, not "{self.name}"')
         version = document.get("version")
         if version != self.version:
             remedy = "upgrade commlib" if isinstance(version, int) and version > self.version else "measure again"
@@ -97,15 +98,14 @@ class Kind:
         """Yield what a rendering would stumble over, with its place."""
         import jsonschema  # takes 0.25 s to load
 
-        return map(_said, jsonschema.Draft202012Validator(_open_to_more(self.schema())).iter_errors(document))
+        return map(_fault_text, jsonschema.Draft202012Validator(_open_to_more(self.schema())).iter_errors(document))
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON schema."""
         if self.of is not None:
             head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{self.name}/{self.version}"}
             return {**head, "title": f"What `{self.command}` measured", **schema_of(self.of)}
-        found: dict[str, Any] = json.loads((resources.files(self.package) / self.file).read_text(encoding="utf-8"))
-        return found
+        schema: dict[str, Any] = json.loads((resources.files(self.package) / self.file).read_text(encoding="utf-8"))
+        return schema
 
 
 class Report(ABC):
@@ -118,7 +118,6 @@ class Report(ABC):
         self._created = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
     def document(self, ended: str = "", complete: bool = True) -> dict[str, Any]:
-        """Return everything; `ended` says why it is not complete."""
         from commlib.tools.timing import environment, fingerprint
 
         return {
@@ -147,9 +146,9 @@ def _open_to_more(rule: Any) -> Any:
     return {key: _open_to_more(part) for key, part in rule.items() if (key, part) != ("additionalProperties", False)}
 
 
-def _said(error: Any) -> str:
+def _fault_text(error: Any) -> str:
     if error.context:
         last = max(part.schema_path[0] for part in error.context)  # of the choices that all fail it is the fullest
-        return _said(next(part for part in error.context if part.schema_path[0] == last))
+        return _fault_text(next(part for part in error.context if part.schema_path[0] == last))
     place = error.json_path.removeprefix("$").removeprefix(".") or "the document"
     return f"{place}: {error.message[-LONGEST:]}"

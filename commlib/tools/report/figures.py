@@ -56,7 +56,6 @@ def percent_text(fraction: float | None) -> str:
 
 
 def ratio_text(value: float) -> str:
-    """Write a ratio with about three digits."""
     return f"{value:.{_decimals(value)}f}" if value < 9999.5 else f"{value / 1000:.0f}k"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from commlib.errors import printable
 
-MOST_DIGITS = 20  # of a whole number
+MAX_DIGITS = 20  # of a whole number
 
 
 def unwritable(path: Path) -> str:
@@ -51,12 +51,12 @@ def _fill(path: Path, lines: Iterable[str], mode: str = "w") -> None:
 
 
 def _replace(path: Path, lines: Iterable[str]) -> None:
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _fill(beside, lines, "x")  # a link that somebody put there is not followed
-        beside.replace(path)
+        _fill(temporary, lines, "x")  # a link that somebody put there is not followed
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def read_json(path: Path, command: str) -> Any:
@@ -83,6 +83,6 @@ def read_json(path: Path, command: str) -> Any:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"a whole number has {len(digits)} digits")
     return int(digits)

@@ -7,39 +7,23 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from commlib.tools.report.table import Column
 
 CODE = r"((?<!`)`(?!`)[^`\n]+`(?!`))"  # as markdown has it
-LINE = 120  # characters of an object that stands on one line wherever it is
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """Write a document so that a person can read it and a tool can compare it: one line for a row."""
-    return _json(document, 0)
+    """Write a document so that a person can read it and a tool can compare it: a line for a key, and for a row."""
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_json(value)}" for key, value in document.items()) + "\n}"
 
 
-def _json(value: Any, depth: int) -> str:
-    """Write a value; an object of a list is one line unless it has a list of objects itself."""
-    whole = json.dumps(value)
-    if isinstance(value, Mapping) and (len(whole) > LINE or depth == 0 or _nested(value)):
-        parts = [f"{json.dumps(key)}: {_json(item, depth + 1)}" for key, item in value.items()]
-        return _block("{}", parts, depth)
+def _json(value: Any) -> str:
     if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-        parts = [_json(item, depth + 1) if _nested(item) else json.dumps(item) for item in value]
-        return _block("[]", parts, depth)
-    return whole
-
-
-def _nested(value: Any) -> bool:
-    lists = [part for part in value.values() if isinstance(part, list)] if isinstance(value, Mapping) else []
-    return any(isinstance(item, Mapping) for part in lists for item in part)
-
-
-def _block(brackets: str, parts: Sequence[str], depth: int) -> str:
-    indent = "\n" + " " * (depth + 1)
-    return brackets[0] + indent + f",{indent}".join(parts) + "\n" + " " * depth + brackets[1]
+        return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+    return json.dumps(value)
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str] | None = None) -> str:
@@ -72,14 +56,12 @@ def _plain(value: Any) -> Any:
 
 
 def markdown_table(columns: Sequence[Column], items: Iterable[Any]) -> list[str]:
-    """Return the lines of a table in markdown."""
     names = [f"{column.name}, {column.unit}" if column.unit else column.name for column in columns]
     sides = [":---" if column.left else "---:" for column in columns]
     return [_cells(names), _cells(sides), *(_cells([column.read(item) for column in columns]) for item in items)]
 
 
 def markdown_list(lines: Iterable[str]) -> list[str]:
-    """Return # lines as a list in markdown."""
     texts = (line.removeprefix("#").strip() for line in lines)
     return [f"- {escaped(text)}" for text in texts if text]
 
@@ -99,3 +81,18 @@ def _inert(text: str, marks: Iterable[str]) -> str:
     for mark in marks:
         text = text.replace(mark, f"{mark[:-1]}\\{mark[-1]}")
     return text
+
+
+def rows_text(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], form: str) -> str:
+    if form == "csv":
+        return csv_text(rows)
+    if form == "md":
+        cells = [{name: " ".join(str(value).split()) for name, value in flat(row)} for row in rows]
+        names = dict.fromkeys(name for row in cells for name in row)
+        columns = [Column(name, partial(_cell, name), left=True) for name in names]
+        return "\n".join(markdown_table(columns, cells))
+    return json_text(document)
+
+
+def _cell(name: str, cells: Mapping[str, str]) -> str:
+    return cells.get(name, "")

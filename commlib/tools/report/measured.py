@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from commlib.tools.timing import Measurement
 
-LEAST_BLOCKS = 3  # of fewer, no interval can be had
+MIN_BLOCKS = 3  # of fewer, no interval can be had
 ENOUGH = 1.05  # times as fast: less is level
 
 
 def percentiles_us(measured: Measurement, percents: Sequence[int] = (0, 10, 50, 90, 100)) -> dict[str, float]:
-    """Return p0 to p100 in microseconds."""
     return {f"p{p}": round(measured.percentile_s(p) * 1e6, 4) for p in percents}
 
 
@@ -22,7 +21,7 @@ def ratio_row(above: Sequence[float], below: Sequence[float], seed: int) -> dict
     """Return how many times as long as `below` the blocks of `above` take; None where there are too few."""
     from commlib.tools.timing import ratio_of_medians
 
-    if min(len(above), len(below)) < LEAST_BLOCKS:
+    if min(len(above), len(below)) < MIN_BLOCKS:
         return None
     return {name: round(value, 4) for name, value in asdict(ratio_of_medians(above, below, seed)).items()}
 

@@ -15,9 +15,9 @@ HELP = {"ncu": "Print and run the ncu command for one call.", "nsys": "Print and
 FULL_NAMES = {"ncu": "NVIDIA Nsight Compute", "nsys": "NVIDIA Nsight Systems"}
 
 
-def command(tool: str, output: str, words: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Return the command line that looks at the call which `commlib WORDS` makes; `chosen` are options of ncu's."""
-    program = [sys.executable, "-m", "commlib", *words]
+def command(tool: str, output: str, arguments: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """Return the command line that looks at the call which `commlib ARGUMENTS` makes; `chosen` are options of ncu's."""
+    program = [sys.executable, "-m", "commlib", *arguments]
     if tool == "nsys":
         options = ["--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
         return ["nsys", "profile", *options, "--force-overwrite=true", f"--output={output}", *program]
@@ -25,15 +25,15 @@ def command(tool: str, output: str, words: Sequence[str], chosen: Sequence[str])
     return ["ncu", *options, *program]
 
 
-def run(words: Sequence[str]) -> int:
+def run(command: Sequence[str]) -> int:
     """Print the command and run it; return its exit code. Where the tool is not, Unsupported says what to do."""
-    tool = words[0]
-    sys.stdout.write(f"{shlex.join(words)}\n")
+    tool = command[0]
+    sys.stdout.write(f"{shlex.join(command)}\n")
     sys.stdout.flush()
     if shutil.which(tool) is None:
         remedy = f"install {FULL_NAMES[tool]} and put it on the PATH, or run the line above where it is"
         raise Unsupported(f"{tool} is not here; {remedy}")
-    return subprocess.run(words, check=False).returncode
+    return subprocess.run(command, check=False).returncode
 
 
 def look_at(call: Callable[[], object], rest: Callable[[], object], looks: bool = True) -> None:

@@ -20,9 +20,8 @@ def packed(documents: Iterable[Mapping[str, Any]]) -> str:
 
 
 def unpacked(content: Any) -> list[Any]:
-    """Return the documents of a file, packed or not."""
-    found = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else [content]
-    return [_whole(document) for document in found]
+    documents = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else [content]
+    return [_whole(document) for document in documents]
 
 
 def _document(document: Mapping[str, Any]) -> str:

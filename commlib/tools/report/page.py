@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 from operator import itemgetter
@@ -32,7 +32,6 @@ class Table:
 
 
 def plain_table(title: str, rows: Sequence[Mapping[str, str]], look: Callable[[Any, Column], str] = _plain) -> Table:
-    """Return the table of rows that have their cells by the names of the columns."""
     names = rows[0] if rows else {}
     columns = [
         Column(name, itemgetter(name), left=any(re.search("[a-z]", row[name]) for row in rows)) for name in names
@@ -54,7 +53,6 @@ class Section:
 
 
 def html(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    """Return one file that fetches nothing."""
     try:
         from jinja2 import Environment
     except ImportError:
@@ -62,7 +60,25 @@ def html(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["prose"] = _prose
     template = (resources.files("commlib.tools.report") / "page.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(template).render(title=title, subtitle=subtitle, sections=sections).rstrip("\n")
+    charts, styles = _with_classes([section.chart for section in sections])
+    drawn = [replace(section, chart=chart) for section, chart in zip(sections, charts, strict=True)]
+    text = environment.from_string(template).render(title=title, subtitle=subtitle, sections=drawn, styles=styles)
+    return text.rstrip("\n")
+
+
+def _with_classes(charts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Write the styles of all charts once, as rules of the page, and its long identifiers short."""
+    classes: dict[str, str] = {}
+    ids: dict[str, str] = {}
+
+    def class_of(style: re.Match[str]) -> str:
+        return f' class="{classes.setdefault(style[1], f"c{len(classes)}")}"'
+
+    def id_of(long: re.Match[str]) -> str:
+        return ids.setdefault(long[0], f"i{len(ids)}")
+
+    short = [re.sub(r"\b[mp][0-9a-f]{10}\b", id_of, re.sub(r' style="([^"]*)"', class_of, chart)) for chart in charts]
+    return short, [f".{name}{{{style}}}" for style, name in classes.items()]
 
 
 def _prose(text: str) -> str:
@@ -71,7 +87,6 @@ def _prose(text: str) -> str:
 
 
 def markdown(section: Section) -> str:
-    """Return a section as a file."""
     parts = [f"# {escaped(section.title)}", *(escaped(text) for _, text in section.text)]
     for table in section.tables:
         parts += [f"**{escaped(table.title)}**", "\n".join(markdown_table(table.columns, table.items))]

@@ -18,11 +18,9 @@ class Progress:
         self._speaks = speaks and sys.stderr.isatty()
 
     def show(self, done: int, what: str) -> None:
-        """Say that so many parts are done, and which one is under way."""
         self._draw(line(done, self.total, what, time.monotonic() - self._started, self.width))
 
     def clear(self) -> None:
-        """Take the line away."""
         self._draw("")
 
     def _draw(self, text: str) -> None:

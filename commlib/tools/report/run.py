@@ -65,7 +65,6 @@ class Output:
         return [text]
 
     def open(self, report: Report, parts: int) -> None:
-        """Print what stands above the rows of a report that will have so many parts; again: what has come to it."""
         self._report = report
         self._shown = self.view(report.document(complete=False))
         self._progress = Progress(parts, self._shown.width, self.speaks)
@@ -80,7 +79,6 @@ class Output:
         return self.wanted
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Print the rows of one part, below a head if a series begins with them."""
         view = self._shown
         for shown in grouped(rows, view.series):
             series = view.series(shown[0])
@@ -191,12 +189,12 @@ def _handle(handler: Any, numbers: Iterable[signal.Signals]) -> None:
 @contextmanager
 def _reported_when_stuck(finish: Callable[[str], None]) -> Iterator[None]:
     """Report from another thread, and end, where a signal asks for it and no exception can end the main one's call."""
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
     out = threading.Event()
 
     def watch() -> None:
-        while heard := ours.recv(1):
+        while heard := reader.recv(1):
             if heard[0] in ENDS and not out.wait(STUCK_S):
                 try:
                     finish(INTERRUPTED_TEXT)
@@ -205,12 +203,12 @@ def _reported_when_stuck(finish: Callable[[str], None]) -> Iterator[None]:
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
         out.set()
         signal.set_wakeup_fd(before)
-        theirs.close()  # the watcher reads the end
+        writer.close()  # the watcher reads the end
         watcher.join()
-        ours.close()
+        reader.close()

@@ -22,7 +22,6 @@ class Column:
     spare: int = 0  # of the columns that do not fit, the one with the highest goes first
 
     def fit(self, text: str) -> str:
-        """Cut and align a text."""
         text = text if len(text) <= self.width else text[: self.width - 1] + "…"
         return f"{text:<{self.width}}" if self.left else f"{text:>{self.width}}"
 
@@ -31,10 +30,10 @@ class Table:
     """Columns side by side, no wider than the terminal."""
 
     def __init__(self, columns: Sequence[Column], width: int) -> None:
-        kept = list(columns)
-        while _breadth(kept) > width and len(kept) > 1:
-            kept.remove(max(kept, key=lambda column: column.spare))
-        self.columns, self.width = kept, width
+        fitting = list(columns)
+        while _breadth(fitting) > width and len(fitting) > 1:
+            fitting.remove(max(fitting, key=lambda column: column.spare))
+        self.columns, self.width = fitting, width
 
     def head(self, title: str) -> list[str]:
         """Return what stands above the lines: the title, groups and units if there are any, names."""
@@ -46,12 +45,11 @@ class Table:
         return ["#", f"# {title}"[: self.width], *shown]
 
     def line(self, item: Any) -> str:
-        """Return the line of an item."""
         return self._joined(column.read(item) for column in self.columns).rstrip()
 
     def _joined(self, cells: Iterable[str]) -> str:
-        fitting = (column.fit(cell) for column, cell in zip(self.columns, cells, strict=True))
-        return " ".join(fitting)[: self.width]
+        cut = (column.fit(cell) for column, cell in zip(self.columns, cells, strict=True))
+        return " ".join(cut)[: self.width]
 
 
 def widest_that_fits(layouts: Sequence[Sequence[Column]], width: int) -> Table:

@@ -37,7 +37,6 @@ class View(ABC):
         """Name a series."""
 
     def layouts(self) -> Sequence[Sequence[Column]]:
-        """Return the columns for a terminal, widest first."""
         return [self.columns()]
 
     def opening(self) -> list[str]:
@@ -49,28 +48,23 @@ class View(ABC):
         return unfinished(self.document)
 
     def rows(self) -> list[Row]:
-        """Return the rows."""
-        found: list[Row] = self.document["rows"]
-        return found
+        rows: list[Row] = self.document["rows"]
+        return rows
 
     def series(self, row: Row) -> Hashable:
         """Return what the rows below one head share: their title."""
         return self.title([row])
 
     def items(self, rows: Sequence[Row]) -> Sequence[Any]:
-        """Return what has a line: the rows."""
         return rows
 
     def head(self, rows: Sequence[Row]) -> list[str]:
-        """Return what stands above the rows of a series."""
         return self.layout.head(self.title(rows))
 
     def body(self, rows: Sequence[Row]) -> list[str]:
-        """Return the lines of some rows of a series."""
         return [self.layout.line(item) for item in self.items(rows)]
 
     def ending(self) -> list[str]:
-        """Return what a run prints below the rows."""
         return fold(self.closing(), self.width)
 
     def page_head(self) -> list[str]:
@@ -86,11 +80,9 @@ class View(ABC):
         return []
 
     def by_series(self) -> Iterator[list[Row]]:
-        """Yield the rows of each series."""
         return grouped(self.rows(), self.series)
 
     def render(self, form: str) -> str:
-        """Return the document as one of the forms, without a newline at the end."""
         text: str = getattr(self, form)()
         return text
 
@@ -109,11 +101,9 @@ class View(ABC):
         return "\n".join([*lines, "", *markdown_list(self.closing())])
 
     def csv(self) -> str:
-        """Return a line for each item, with all that it has."""
         return csv_text([item for rows in self.by_series() for item in self.items(rows)])
 
     def json(self) -> str:
-        """Return the document itself."""
         return json_text(self.document)
 
     def section(self, name: str, title: str) -> Section:
@@ -125,15 +115,12 @@ class View(ABC):
         return Section(name, title, drawn, ended, tables, notes=notes)
 
     def panels(self) -> Rows:
-        """Return the charts of the document, if the command has some."""
         return []
 
     def chart_title(self) -> str:
-        """Say what they show."""
         return self.title(self.rows())
 
     def plot(self, path: Path) -> None:
-        """Draw them."""
         draw(path, self.chart_title(), self.panels())
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from commlib.bootstrap.local import LAUNCHER
 from commlib.bootstrap.unix_rendezvous import RendezvousServer
+from commlib.errors import CommError
 from commlib.tools.launch import fate
 from commlib.tools.testing.worker import Outcome, Seat, create_communicator, split, work
 
@@ -31,6 +32,12 @@ class RankError(RuntimeError):
         failed = {rank: outcome for rank, outcome in sorted(outcomes.items()) if outcome.trace}
         super().__init__("\n".join(f"rank {rank} {outcome.trace}" for rank, outcome in failed.items()))
         self.errors = {rank: outcome.error for rank, outcome in failed.items()}
+
+    @property
+    def cause(self) -> CommError:
+        """The first error that says what is wrong with the world, for who has no use for tracebacks."""
+        of_world = (error for error in self.errors.values() if isinstance(error, CommError))
+        return next(of_world, CommError(str(self).strip().splitlines()[-1]))
 
 
 class Handle:
@@ -53,7 +60,6 @@ class Handle:
         return outcome.value
 
     def join(self) -> list[Any]:
-        """Return every rank's value in rank order, or raise RankError with every failure."""
         self._ranks.collect(self, set(self.pending) | set(self.outcomes))
         if any(outcome.trace for outcome in self.outcomes.values()):
             raise RankError(self.outcomes)
@@ -131,12 +137,10 @@ class Ranks:
         return self._send([rank for rank in self._alive() if rank < size], fn, args, size)
 
     def kill(self, rank: int) -> None:
-        """Kill one rank with SIGKILL; the next `run` starts all ranks anew."""
         self._workers[rank].process.kill()
         self._workers[rank].process.join(STOP_S)
 
     def restart(self) -> None:
-        """Replace every rank process and communicator."""
         self._stop(0)
         self._server = RendezvousServer(self.size, LAUNCHER, several=True)
         self._server.start()
@@ -155,7 +159,6 @@ class Ranks:
             worker.stacks_fd = fd
 
     def close(self) -> None:
-        """End every rank; those that do not close their communicator in time are killed."""
         self._stop(STOP_S)
 
     def collect(self, handle: Handle, wanted: set[int]) -> None:
@@ -213,13 +216,13 @@ class Ranks:
         self._stop(0)
 
     def _spawn(self, context: Any, rank: int, server: str) -> _Worker:
-        control, theirs = context.Pipe()
+        control, of_worker = context.Pipe()
         life, lifeline = context.Pipe(duplex=False)
         # The fork server's environment is as old as the server.
         seat = Seat(rank, self.size, server, dict(os.environ), self._create, self._options)
-        process = context.Process(target=work, args=(seat, theirs, life), daemon=True)
+        process = context.Process(target=work, args=(seat, of_worker, life), daemon=True)
         process.start()
-        theirs.close()
+        of_worker.close()
         life.close()
         return _Worker(process, control, lifeline)
 

@@ -55,7 +55,9 @@ class _Bench(LazyGroup):
         except click.NoSuchOption as error:
             from commlib.tools.cli.bench.foreign import remedy
 
-            raise click.UsageError(remedy(error.option_name, argv) or error.format_message(), ctx) from None
+            if text := remedy(error.option_name, argv):
+                raise click.UsageError(text, ctx) from None
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         return click.Command.invoke(self, ctx)

@@ -12,7 +12,7 @@ import click
 from commlib.env import parse_bytes
 from commlib.tools.baselines.kernels import KERNELS
 from commlib.tools.cli.options import EXISTING, FILE, POSITIVE, picture
-from commlib.tools.cli.ranks import Words
+from commlib.tools.cli.ranks import RankCommand
 from commlib.tools.report import nsight
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
@@ -120,7 +120,9 @@ def _run(name: str, **options: Any) -> None:
 
 
 def _command(name: str, params: Sequence[click.Parameter]) -> click.Command:
-    return Words(name, callback=partial(_run, name), params=list(params), help=f"Time a kernel. {KERNELS[name].help}")
+    return RankCommand(
+        name, callback=partial(_run, name), params=list(params), help=f"Time a kernel. {KERNELS[name].help}"
+    )
 
 
 index, metadata, store = (_command(name, _rows(name)) for name in ("index", "metadata", "store"))

@@ -27,7 +27,6 @@ class Finding:
     needed: bool = False
 
     def lines(self, width: int) -> list[str]:
-        """Return what is shown, no wider than the terminal."""
         room = max(width - TOPIC - STATE - 2, 20)
         parts = textwrap.wrap(home_as_tilde(self.detail), room, break_on_hyphens=False)
         parts += textwrap.wrap(home_as_tilde(self.remedy), room, initial_indent="→ ", subsequent_indent="  ")
@@ -57,7 +56,6 @@ class Check(NamedTuple):
         return [self.named(result, job) for result in (results if isinstance(results, list) else [results])]
 
     def named(self, finding: Finding, job: str) -> Finding:
-        """Return a finding with the topic, and whether the main job needs it."""
         return replace(finding, topic=self.topic, needed=self.job in ("any", job))
 
 
@@ -71,7 +69,6 @@ def main_job() -> str:
 
 
 def has_gpus() -> bool:
-    """Say whether NVIDIA's driver shows this process a GPU."""
     return not env.hides_gpus() and any(DEVICES.glob("nvidia[0-9]*"))
 
 

@@ -88,7 +88,6 @@ KNOWN_FAULTS = (
 
 
 def known_faults() -> list[Finding]:
-    """Return the known faults of the versions that are here."""
     here = {row.library: version_of(row.library) for row in KNOWN_FAULTS}
     rows = [row for row in KNOWN_FAULTS if row.first <= here[row.library] < row.fixed and row.happens()]
     names = [f"{row.library} {'.'.join(map(str, here[row.library]))}" for row in rows]
@@ -152,7 +151,6 @@ def libraries() -> Finding:
 
 
 def plugins() -> Finding:
-    """Load the plugins that the environment names."""
     from commlib.collectives import COLLECTIVES
 
     if COLLECTIVES.faults:
@@ -213,8 +211,8 @@ def live_ranks(backend: str) -> Finding:
     try:
         with Ranks(count, timeout_s=60.0, deadline_s=100.0, backend=backend) as ranks:
             results = ranks.run(sums)
-    except RankError as error:  # the tracebacks of all ranks
-        return broken(str(error).strip().splitlines()[-1], TRY_RANKS)
+    except RankError as error:
+        return broken(str(error.cause).partition("\n")[0], TRY_RANKS)
     expected = [count * (count + 1) / 2]
     if wrong := [values for values, _ in results if values != expected]:
         return broken(f"all_reduce gave {wrong[0]} where {expected} on each rank was expected", WRONG_SUM)
@@ -252,7 +250,6 @@ def reads_next(comm: Communicator) -> bool:
 
 
 def cache() -> Finding:
-    """Return what the cache holds, after writing into it."""
     from commlib.build.cache import cache_dir, check_writable
 
     check_writable(folder := cache_dir())

@@ -7,18 +7,20 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from shutil import get_terminal_size
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from typing import Any, Literal
 
 import click
 
 from commlib.tools.cli.doctor import Check, Finding, broken, main_job
 from commlib.tools.cli.doctor.checks import GROUPS
+from commlib.tools.cli.options import Result, result_options
 from commlib.tools.report.document import Kind
+from commlib.tools.report.progress import Progress
 from commlib.version import __version__
 
-KIND = Kind("commlib.doctor", 1, "commlib doctor --json", "commlib.tools.cli.doctor")
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "red"}
 JOBS = {"nccl": "ranks on GPUs", "shm": "ranks on CPUs over shared memory", "torch": "ranks over torch.distributed"}
 # A first import of torch from a cold disk, or eight ranks on GPUs, take many seconds; a longer probe hangs.
@@ -26,31 +28,49 @@ PROBE_TIMEOUT_S = 120.0
 PROBE = "from commlib.tools.cli.doctor import command; command.print_group({!r}, {!r})"
 
 
+@dataclass(frozen=True)
+class DoctorDocument:
+    schema: str
+    version: int
+    commlib: str
+    job: Literal["nccl", "shm", "torch"]  # the backend that commlib.init() takes here
+    runs: bool  # whether commlib can run here; the exit code is 0 then, else 1
+    findings: list[Finding]
+
+
+KIND = Kind("commlib.doctor", 1, "commlib doctor --json", of=DoctorDocument)
+
+
 @click.command()
-@click.option("--json", "as_document", is_flag=True, help="Print a JSON document instead of lines.")
+@result_options
 @click.pass_context
-def doctor(ctx: click.Context, as_document: bool) -> None:
-    """Say what is here, what works, and why something does not.
+def doctor(ctx: click.Context, /, **where: Any) -> None:
+    """Check what works on this machine, and how to mend the rest.
 
-    ok: it works. warning: it works, but read on. missing: it is not here. broken: it is, and does not work. What stands
-    behind an arrow is what to do about it.
+    ok: it works. warning: it works, but read on. missing: it is not here. broken: it is here, and does not work. The
+    text after an arrow is the remedy.
 
-    Exit code 0: the main job will run; 1: something that it needs is missing or broken. The main job is the one that
-    commlib.init() starts: ranks on GPUs if there are any, else ranks on CPUs; COMMLIB_BACKEND says another.
+    The exit code is 0 if commlib will run here, and 1 if something that it needs is missing or broken. What it needs
+    depends on the ranks that commlib.init() starts: on GPUs if there are any, else on CPUs, unless COMMLIB_BACKEND
+    selects another backend.
     """
-    findings, job = [], main_job()
+    job, columns, result, findings = main_job(), get_terminal_size().columns, Result(**where), list[Finding]()
+    checks = sum(map(len, GROUPS.values()))
+    progress = Progress(checks, columns)
+    progress.show(0, "checking")
     for finding in run_all(job):
         findings.append(finding)
-        if not as_document:
-            text = "\n".join(finding.lines(get_terminal_size().columns))
-            click.echo(text.replace(finding.state, click.style(finding.state, fg=COLOURS[finding.state]), 1))
+        progress.clear()
+        text = "\n".join(finding.lines(columns))
+        result.say(text.replace(finding.state, click.style(finding.state, fg=COLOURS[finding.state]), 1))
+        progress.show(min(len(findings), checks), "checking")
+    progress.clear()
     bad = [finding.topic for finding in findings if finding.needed and finding.state in ("missing", "broken")]
-    if as_document:
-        head = {"schema": KIND.name, "version": KIND.version, "commlib": __version__, "job": job, "runs": not bad}
-        click.echo(json.dumps({**head, "findings": [asdict(finding) for finding in findings]}, indent=2))
-    else:
-        end = f"\nwill not run before this is put right: {', '.join(bad)}." if bad else " will run."
-        click.echo(f"\nThe main job, {JOBS[job]},{end}")
+    rows = [asdict(finding) for finding in findings]
+    head = {"schema": KIND.name, "version": KIND.version, "commlib": __version__, "job": job, "runs": not bad}
+    end = f"cannot run commlib before this is mended: {', '.join(bad)}" if bad else "can run commlib"
+    result.say(f"\nThis machine {click.style(end, fg='red' if bad else 'green')} ({JOBS[job]}).")
+    result.finish({**head, "findings": rows}, rows)
     ctx.exit(1 if bad else 0)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from commlib.tools.cli.options import read_names
-from commlib.tools.cli.report.run import SCOPES, STATE, STEPS, Folder, Settings, measure
+from commlib.tools.cli.report.run import STATE, Folder, measure
+from commlib.tools.cli.report.steps import STEPS, Settings
 
 INTERRUPTED = 130
 
@@ -27,13 +28,8 @@ INTERRUPTED = 130
 @click.option("--only", metavar="A,B", help=f"Measure only these steps: {', '.join(STEPS)}.")
 @click.option("--skip", metavar="A,B", help="Leave these steps out.")
 @click.option("--show", is_flag=True, help="Measure nothing; write the pages again from what the folder has.")
-@click.option(
-    "--baseline",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of another report: list what changed since then beyond the noise.",
-)
 @click.pass_context
-def report(ctx: click.Context, /, output: Path, show: bool, baseline: Path | None, **asked: Any) -> None:
+def report(ctx: click.Context, /, output: Path, show: bool, **asked: Any) -> None:
     """Measure this machine from end to end, and write report.html and a Markdown file for each step.
 
     Each step is a command of commlib, whose JSON document stays in the folder. Ctrl-C keeps what is done, and the same
@@ -43,20 +39,19 @@ def report(ctx: click.Context, /, output: Path, show: bool, baseline: Path | Non
 
     wanted = STEPS if asked["only"] is None else read_names(asked["only"], STEPS, "step")
     left_out = () if asked["skip"] is None else read_names(asked["skip"], STEPS, "step")
-    before = Folder(baseline) if baseline else None
     folder = Folder(output) if show else _opened(output, asked["scope"], asked["ranks"])
     todo = [name for name in STEPS if name in wanted and name not in left_out and not folder.has(name)]
     interrupted = measure(folder, [] if show else todo)
-    for _, text in write_pages(folder, before).text:
+    for _, text in write_pages(folder).text:
         click.echo(text)
     click.echo(f"report: {output / 'report.html'}")
     if interrupted:
         click.echo(f"commlib: interrupted; `commlib report -o {output}` goes on", err=True)
         ctx.exit(INTERRUPTED)
-    ctx.exit(int(any(ended["code"] or not folder.has(name) for name, ended in folder.ended.items())))
+    ctx.exit(int(any(ended.code or not folder.has(name) for name, ended in folder.ended.items())))
 
 
-def _opened(path: Path, scope: str | None, ranks: int | None) -> Folder:
+def _opened(path: Path, scope: Any, ranks: int | None) -> Folder:
     """Return the folder, new or as it was left; what is asked for must be what it has."""
     if (path / STATE).exists():
         folder = Folder(path)
@@ -74,4 +69,4 @@ def _opened(path: Path, scope: str | None, ranks: int | None) -> Folder:
     path.mkdir(parents=True, exist_ok=True)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     ranks = ranks or max(gpus, 2)
-    return Folder(path, Settings(scope or SCOPES[1], ranks, backends.here(ranks) == "nccl"))
+    return Folder(path, Settings(scope or "usual", ranks, backends.here(ranks) == "nccl"))

@@ -4,84 +4,54 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from commlib.collectives import COLLECTIVES
 from commlib.counts import counted
-from commlib.tools.bench import kernels, phases_report, which
-from commlib.tools.bench import result as bench_result
-from commlib.tools.cli import plan as plan_command
-from commlib.tools.cli import plan_paths
-from commlib.tools.cli import test as test_command
-from commlib.tools.cli.bench.kernels_view import KernelView
-from commlib.tools.cli.doctor import command as doctor
+from commlib.tools.bench import which
 from commlib.tools.cli.doctor import home_as_tilde
-from commlib.tools.cli.report import changes
-from commlib.tools.cli.report.run import DONE, STEPS, Folder
+from commlib.tools.cli.doctor.command import JOBS
+from commlib.tools.cli.report.run import DONE, Folder
+from commlib.tools.cli.report.steps import ON_PAGE, STEPS, Documents, calls
 from commlib.tools.report import chart
-from commlib.tools.report.document import Kind
 from commlib.tools.report.figures import ratio_text, size_text
 from commlib.tools.report.files import write
 from commlib.tools.report.page import BAD, GOOD, WARN, Section, Table, html, markdown, plain_table
 from commlib.tools.report.table import Column
-from commlib.tools.report.view import View
 
-Document = dict[str, Any]
-Documents = Mapping[str, Document]
-Texts = Iterator[tuple[str, str]]  # each with its look
-WIDTH, ABREAST = 120, 3
-FIRST, SIZES = (
-    ("op", "topic", "size", "placement", "algorithm"),
-    ("above", "up_to", "size"),
-)  # of the names in documents
+Document = Mapping[str, Any]
+Texts = Iterator[tuple[str, str]]  # each with its class
+WIDTH, CHARTS_PER_ROW = 120, 3
+FIRST = ("op", "topic", "size", "placement", "algorithm")  # of the names in documents
+SIZES = ("above", "up_to", "size")
 LEFT_OUT = {"table", "needed", "backend", "params", "why", "latency_us", "gbps", "error", "sizes", "limit_is"}
 SHORT = {"None": "-", "": "-", "*": "any"}
-PLAN_NEXT = ("tune", "plan explain all_reduce --bytes 1M")  # commands
-NAMED = 10  # calls that another library makes faster
+NEXT = ("tune", "plan explain all_reduce --bytes 1M")  # commands, below the plan
+MAX_LOST = 10  # calls that another library makes faster
 MACHINE = ("gpus", "gpu", "cpu", "cores", "driver", "cuda", "nccl", "torch", "commlib", "kernel", "python")
-LOOKS = {"broken": BAD, "missing": WARN, "warning": WARN}
-# In the order of the page: the kind of a step's document, and the view that its command shows it by.
-READERS: dict[str, tuple[Kind, type[View] | None]] = {
-    "collectives": (bench_result.KIND, None),
-    "comm": (phases_report.KIND, phases_report.PhasesView),
-    "paths": (plan_paths.KIND, None),
-    **dict.fromkeys(("index", "store", "metadata", "attention", "prefill", "radix"), (kernels.KIND, KernelView)),
-    "plan": (plan_command.KIND, None),
-    "correctness": (test_command.KIND, None),
-    "environment": (doctor.KIND, None),
-}
+ONE_MACHINE = ("cpu", "cores", "kernel", "torch", "commlib")
+CLASSES = {"broken": BAD, "missing": WARN, "warning": WARN}
 
 
-def write_pages(folder: Folder, before: Folder | None = None) -> Section:
-    """Write every page of what is there, with what changed since another report; return the summary."""
+def write_pages(folder: Folder) -> Section:
+    """Write every page of what is there; return the summary."""
     documents = _documents(folder)
-    sections = [_summary(folder, documents)]
-    if before is not None:
-        sections.append(changes.section(before.path.resolve().name, _documents(before), documents))
-    sections += [section for name in READERS if name in documents for section in _sections(name, documents[name])]
-    steps = [{"step": name, **_cells(of)} for name, of in folder.ended.items()]
+    sections = [section for name in documents for section in _sections(name, documents[name])]
+    sections.insert(0, _summary(folder, documents))
+    steps = [{"step": name, **_cells(asdict(ended))} for name, ended in folder.ended.items()]
     sections.append(Section("made", "How this was made", tables=[plain_table("Each step wrote NAME.json", steps)]))
     for section in sections:
         write(folder.path / f"{section.name}.md", markdown(section))
-    known = _machine(documents)
-    begun = min((ended["created"] for ended in folder.ended.values()), default="")[:16].replace("T", " ")
-    title = f"commlib on {known.get('gpu') or known.get('cpu') or 'a machine that is not measured'}"
-    write(folder.path / "report.html", html(title, f"commlib {known.get('commlib', '')}, {begun} UTC", sections))
+    machine = _machine(documents)
+    begun = min((ended.created for ended in folder.ended.values()), default="")[:16].replace("T", " ")
+    title = f"commlib on {machine.get('gpu') or machine.get('cpu') or 'a machine that is not measured'}"
+    write(folder.path / "report.html", html(title, f"commlib {machine.get('commlib', '')}, {begun} UTC", sections))
     return sections[0]
 
 
 def _documents(folder: Folder) -> Documents:
-    """Read the document of each step that has one."""
-    documents = {name: READERS[name][0].read(folder.file(name)) for name in folder.ended if folder.file(name).exists()}
-    for name in documents.keys() & {"collectives", *changes.KERNELS}:
-        documents[name]["rows"].sort(key=_place)  # a packed file has them in another order
-    return documents
-
-
-def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    if "op" in row:
-        return list(COLLECTIVES).index(row["op"]), row["size"]
-    return row["variant"], row["n"], row["bytes"], row.get("detail", "")
+    present = [name for name in ON_PAGE if name in folder.ended and folder.file(name).exists()]
+    return {name: STEPS[name].reader.read(folder.file(name)) for name in present}
 
 
 def _machine(documents: Documents) -> dict[str, Any]:
@@ -103,37 +73,33 @@ def _summary(folder: Folder, documents: Documents) -> Section:
     text += _problems(folder, documents)
     for name, lines in RESULTS.items():
         text += lines(documents[name]) if name in documents else ()
-    calls = {name: of for name in READERS if name in documents and (of := list(changes.calls(name, documents[name])))}
-    everywhere = [each for of in calls.values() for each in of]
-    tables = [_counts(calls), _lost(everywhere), _here(folder, _machine(documents))]
+    of_steps = {name: of for name in documents if (of := list(calls(name, documents[name])))}
+    tables = [_counts(of_steps), _lost([each for of in of_steps.values() for each in of]), _here(folder, documents)]
     return Section("summary", "Summary", drawn, text, [table for table in tables if table.items])
 
 
-def _counts(calls: Mapping[str, list[changes.Named]]) -> Table:
+def _counts(of_steps: Mapping[str, list[tuple[str, which.Call]]]) -> Table:
     lines = []
-    for name, of in calls.items():
+    for name, of in of_steps.items():
         fastest = Counter(call.fastest for _, call in of)
-        others = sum(count for who, count in fastest.items() if who not in (which.OURS, *which.NOBODY))
-        counts = {
-            "commlib": fastest[which.OURS],
-            "another library": others,
-            **{who: fastest[who] for who in which.NOBODY},
-        }
+        nobody = {who: fastest[who] for who in which.NOBODY}
+        others = fastest.total() - fastest[which.OURS] - sum(nobody.values())
+        counts = {"commlib": fastest[which.OURS], "another library": others, **nobody}
         lines.append({"who is the fastest": STEPS[name].title, **{who: str(count) for who, count in counts.items()}})
     return plain_table("In how many calls who is the fastest", lines)
 
 
-def _lost(calls: list[changes.Named]) -> Table:
-    lost = [(call.versus["ratio"], name, call) for name, call in calls if call.versus and call.look == WARN]
+def _lost(of_all: list[tuple[str, which.Call]]) -> Table:
+    lost = [(call.versus["ratio"], name, call) for name, call in of_all if call.versus and call.look == WARN]
     lines = [
         {"call": name, "fastest": call.fastest, "its time / commlib's": ratio_text(ratio)}
-        for ratio, name, call in sorted(lost, key=lambda each: each[0])[:NAMED]
+        for ratio, name, call in sorted(lost, key=lambda each: each[0])[:MAX_LOST]
     ]
     return plain_table("Where another library is the fastest", lines)
 
 
-def _here(folder: Folder, machine: Mapping[str, Any]) -> Table:
-    seconds = sum(ended["seconds"] for ended in folder.ended.values())
+def _here(folder: Folder, documents: Documents) -> Table:
+    machine, seconds = _machine(documents), sum(ended.seconds for ended in folder.ended.values())
     facts = {**{key: machine.get(key) for key in MACHINE}, **vars(folder.settings), "measured": f"in {seconds:.0f} s"}
     return plain_table("This machine", [{"what": key, "here": str(value)} for key, value in facts.items() if value])
 
@@ -143,10 +109,9 @@ def _problems(folder: Folder, documents: Documents) -> Texts:
     if why := chart.missing():
         yield WARN, f"There are no charts: {why}."
     for name, ended in folder.ended.items():
-        if ended["state"] != DONE:
+        if ended.state != DONE:
             rest = "what it had is shown" if name in documents else "it has no document"
-            why = f": {ended['said']}" if ended["said"] else ""
-            yield BAD, f"Step {name} {ended['state']} (exit code {ended['code']}){why}; {rest}."
+            yield BAD, f"Step {name} {ended.state} (exit code {ended.code}){ended.why and ': '}{ended.why}; {rest}."
     if missing := [name for name in STEPS if name not in folder.ended]:
         yield WARN, f"Not measured: {', '.join(missing)}."
     yield from _faults(documents)
@@ -160,17 +125,17 @@ def _faults(documents: Documents) -> Texts:
     for finding in documents.get("environment", {"findings": []})["findings"]:
         if finding["state"] in ("warning", "broken"):
             yield (
-                LOOKS[finding["state"]],
+                CLASSES[finding["state"]],
                 f"{finding['topic']} ({finding['state']}): {home_as_tilde(finding['detail'])}",
             )
     machines = [of["fingerprint"] for of in documents.values() if "fingerprint" in of]
-    for key in ("cpu", "cores", "kernel", "torch", "commlib"):
+    for key in ONE_MACHINE:
         if len(values := dict.fromkeys(str(of.get(key)) for of in machines)) > 1:
             yield BAD, f"The steps were not measured on one machine with one software: {key} {' and '.join(values)}."
 
 
 def _job(document: Document) -> Texts:
-    how = doctor.JOBS[document["job"]]
+    how = JOBS[document["job"]]
     if document["runs"]:
         yield GOOD, f"commlib.init() works here: {how}."
     else:
@@ -189,24 +154,26 @@ def _plan(document: Document) -> Texts:
     fit = document["fit"]
     match = f"; {fit['score']} of {fit['total']} keys of its fingerprint are this machine's" if fit["total"] else ""
     pinned = "".join(f" The environment pins {op} to {name}." for op, name in document["pinned"].items())
-    text = f"{home_as_tilde(document['source'])} (plan {document['digest']}): {fit['said']}{match}.{pinned}"
+    text = f"{home_as_tilde(document['source'])} (plan {document['digest']}): {fit['description']}{match}.{pinned}"
     yield "" if fit["total"] and not fit["differences"] else WARN, f"init() takes {text}"
 
 
-def _sections(name: str, document: Document) -> list[Section]:
-    """Return what is written of the document of a step."""
-    (_, view), title = READERS[name], STEPS[name].title
+RESULTS: dict[str, Callable[[Document], Texts]] = {"correctness": _values, "environment": _job, "plan": _plan}
+
+
+def _sections(name: str, document: dict[str, Any]) -> list[Section]:
+    title, view = STEPS[name].title, STEPS[name].reader.shown_by
     if view is not None:
         return [view(document, WIDTH).section(name, title)]
     if name == "collectives":
         # All but the first collective, which stands in the summary.
-        latencies = [panels[0] for panels in which.panels(document)[1:] if panels[0].lines]
-        abreast = [latencies[at : at + ABREAST] for at in range(0, len(latencies), ABREAST)]
-        return which.sections(document, _drawn(which.chart_title(document), abreast))
-    code = [f"commlib {words} -n {document['world']}" for words in PLAN_NEXT] if name == "plan" else []
+        panels = [of[0] for of in which.panels(document)[1:] if of[0].lines]
+        rows = [panels[at : at + CHARTS_PER_ROW] for at in range(0, len(panels), CHARTS_PER_ROW)]
+        return which.sections(document, _drawn(which.chart_title(document), rows))
+    code = [f"commlib {line} -n {document['ranks']}" for line in NEXT] if name == "plan" else []
     cells = list(map(_cells, document.get("findings") or document["rows"]))
     texts = list(RESULTS[name](document)) if name in RESULTS else []
-    return [Section(name, title, "", texts, [plain_table(title, cells, _look)], code, document.get("notes", ()))]
+    return [Section(name, title, "", texts, [plain_table(title, cells, _class)], code, document.get("notes", ()))]
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, str]:
@@ -216,8 +183,5 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
     return {name: SHORT.get(text, home_as_tilde(text)) for name, text in texts.items()}
 
 
-def _look(cells: Mapping[str, str], column: Column) -> str:
-    return LOOKS.get(cells.get("state", ""), BAD if cells.get("wrong", "-") != "-" else "")
-
-
-RESULTS: dict[str, Callable[[Document], Texts]] = {"correctness": _values, "environment": _job, "plan": _plan}
+def _class(cells: Mapping[str, str], column: Column) -> str:
+    return CLASSES.get(cells.get("state", ""), BAD if cells.get("wrong", "-") != "-" else "")
