@@ -224,13 +224,13 @@ def tuning(tables: Sequence[Table]) -> Rows:
 def _tuned(table: Table, names: Sequence[str]) -> Panel:
     lines: dict[str, dict[int, float]] = {}
     chosen: dict[int, float] = {}
-    for size, own in table.choice.items():
+    for size, option_chosen in table.choice.items():
         times = table.samples.medians(size)
         ratios = {option: time_s / min(times.values()) for option, time_s in times.items()}
         for option, ratio in ratios.items():
             of_algorithm = lines.setdefault(option.algorithm, {})
             of_algorithm[size] = min(of_algorithm.get(size, ratio), ratio)
-        chosen[size] = ratios[own]
+        chosen[size] = ratios[option_chosen]
     styles = [look(names.index(name), markersize=3, linewidth=1) for name in lines]
     changes = pairwise(table.choice.items())
     return Panel(
