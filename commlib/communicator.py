@@ -21,8 +21,7 @@ from torch import Tensor
 
 from commlib import backends, compile, debug, env, native
 from commlib.backends.base import Backend, Options
-from commlib.bootstrap import connect
-from commlib.bootstrap.explicit import explicit_rank
+from commlib.bootstrap import connect, explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections import Counter
 from collections.abc import Iterator
@@ -64,8 +63,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         # A call has a block on each multiprocessor of the smallest GPU at most: symmetric memory is laid out for that.
         # Those of a second communicator in a process have fewer (csrc/nccl/footprint.h).
         count = torch.cuda.get_device_properties(self.device).multi_processor_count
-        mine = f"{count} {_OPEN[self.device]}"
-        counts = [[int(word) for word in each.split()] for each in world.all_gather(mine.encode(), options.timeout_s)]
+        counts = world.exchange([count, _OPEN[self.device]], options.timeout_s)
         smallest, first = min(count for count, _ in counts), not any(others for _, others in counts)
         self.multiprocessors = min(smallest, options.max_sms or smallest)
         self._group: NcclGroup | None = library.open_nccl(
@@ -81,8 +79,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         )
         _OPEN[self.device] += self.size > 1
         self._set_up_memory(world)
-        pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
-        self.native_group.start(pids, self._nonce, self._build)
+        self.native_group.start([info.pid for info in world.infos], self._nonce, self._build)
         self.recorded_as = self._nonce
         world.all_gather(b"", options.timeout_s)  # nobody launches before every rank watches every other
 
@@ -100,7 +97,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         reason = self.features["peer_pointers"] or self.features["symmetric_windows"]
         if world.size > MAX_WORLD:
             reason = f"kernels serve up to {MAX_WORLD} ranks"
-        self._nonce = int(world.broadcast(secrets.token_bytes(6), 0, self._timeout_s).hex(), 16)
+        self._nonce = world.exchange(secrets.randbits(48), self._timeout_s)[0]
         for step in ("acquire", "register", "resolve", "verify"):
             failure = reason
             if not failure:
@@ -112,8 +109,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
                 except CommError as error:
                     failure = f"!{error}"
             # A leading "!" is a fault; anything else a machine or NCCL that cannot, which is fine.
-            replies = world.all_gather(failure.encode(), self._timeout_s + REPORT_S)
-            failures = [f"rank {rank}: {reply.decode()}" for rank, reply in enumerate(replies) if reply]
+            failures = world.failures(failure, self._timeout_s + REPORT_S)
             faults = [text for text in failures if ": !" in text]
             if faults:
                 raise CommError(faults[0].replace("!", "", 1))
@@ -202,10 +198,8 @@ def _adopt(world: World, source: Any, timeout_s: float) -> Control:
             failure = f"it is rank {control.rank} of {control.size} in the NCCL communicator"
     except (CommError, TypeError, ValueError) as error:
         failure = str(error)
-    replies = [reply.decode() for reply in world.all_gather(failure.encode(), timeout_s)]
-    for rank, reply in enumerate(replies):
-        if reply:
-            raise ValueError(f"rank {rank} of {world.size} cannot use the NCCL communicator it was given: {reply}")
+    for failed in world.failures(failure, timeout_s):
+        raise ValueError(f"the NCCL communicator cannot be that of these {world.size} ranks: {failed}")
     assert control is not None
     return control
 
@@ -223,11 +217,9 @@ def _pick_device(world: World, timeout_s: float) -> torch.device:
         else:
             torch.cuda.set_device(index)
             uuid = str(torch.cuda.get_device_properties(index).uuid)
-    replies = [reply.decode() for reply in world.all_gather(f"{uuid}|{failure}".encode(), timeout_s)]
-    for rank, reply in enumerate(replies):
-        if reply.partition("|")[2]:
-            raise Unsupported(f"rank {rank}: {reply.partition('|')[2]}")
-    require_distinct_gpus([reply.partition("|")[0] for reply in replies])
+    for failed in world.failures(failure, timeout_s):
+        raise Unsupported(failed)
+    require_distinct_gpus(world.exchange(uuid, timeout_s))
     return torch.device("cuda", index)
 
 

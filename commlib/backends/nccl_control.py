@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -73,9 +72,9 @@ class Control:
     @classmethod
     def create(cls, world: World, timeout_s: float, max_sms: int = 0) -> Control:
         """Make one of all ranks of `world`, on the device that is current; all ranks fail together."""
-        offers = [json.loads(reply) for reply in world.all_gather(_offer(world.rank == 0), timeout_s)]
-        _raise_first([offer["failure"] for offer in offers], timeout_s)
-        unique_id, control, failure = bytes.fromhex(offers[0]["id"]), None, None
+        offers = world.exchange(_offer(world.rank == 0), timeout_s)
+        _raise_first([failure for _, failure in offers], timeout_s)
+        unique_id, control, failure = bytes.fromhex(offers[0][0]), None, None
         try:
             core = _core()
             # One of NCCL's blocks is on a multiprocessor.
@@ -85,8 +84,7 @@ class Control:
         except Exception as error:  # nccl4py's errors have no common base
             failure = _failure(error)
         # Ranks that failed at once wait for those that still wait for them inside NCCL.
-        replies = world.all_gather(json.dumps(failure).encode(), timeout_s + REPORT_S)
-        failures = [json.loads(reply) for reply in replies]
+        failures = world.exchange(failure, timeout_s + REPORT_S)
         if control is not None and any(failures):
             control.abort()
         _raise_first(failures, timeout_s)
@@ -152,16 +150,16 @@ def _core() -> Any:
     return core
 
 
-def _offer(with_id: bool) -> bytes:
+def _offer(with_id: bool) -> tuple[str, list[str] | None]:
     """What a rank brings to the start: the unique id if it makes it, and why it cannot take part if so."""
     try:
         core = _core()
         if env.foreign("NCCL_COMM_BLOCKING") == "0":
             raise Unsupported("NCCL_COMM_BLOCKING=0 makes every NCCL call return early; unset it")
         unique_id = bytes(core.get_unique_id()) if with_id else b""
-        return json.dumps({"id": unique_id.hex(), "failure": None}).encode()
+        return unique_id.hex(), None
     except Exception as error:
-        return json.dumps({"id": "", "failure": _failure(error)}).encode()
+        return "", _failure(error)
 
 
 def _failure(error: Exception) -> list[str]:

@@ -8,7 +8,6 @@ import secrets
 import zlib
 from typing import TYPE_CHECKING
 
-from commlib.bootstrap.process_info import ProcessInfo, process_info
 from commlib.bootstrap.world import World
 from commlib.debug.jobs import ELSEWHERE
 from commlib.native import library
@@ -26,14 +25,11 @@ class Recorded:
     recorder: Recorder | None = None
 
     def __init__(self, world: World, backend: str, timeout_s: float) -> None:
-        mine = process_info()
-        texts = world.all_gather(json.dumps([secrets.randbits(62), mine]).encode(), timeout_s)
-        shared = [json.loads(text) for text in texts]
-        self.id: int = shared[0][0]
+        self.id: int = world.exchange(secrets.randbits(62), timeout_s)[0]
+        mine = world.infos[world.rank]
         pids: list[int] = []
         elsewhere: dict[int, str] = {}
-        for _, fields in shared:
-            info = ProcessInfo(*fields)
+        for info in world.infos:
             if (info.boot, info.pid_namespace) != (mine.boot, mine.pid_namespace):  # the number means nothing here
                 identity = f"{info.boot} {info.pid_namespace} {info.pid}"
                 pids.append(-1 - (zlib.crc32(identity.encode()) & 0x3FFFFFFF))

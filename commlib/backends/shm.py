@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -42,18 +41,16 @@ class ShmBackend(NativeBackend["ShmGroup"]):
                 group = library.open_shm(world.size, 0, *memory)
                 memory = *memory[:2], os.getpid(), group.fd()
             except CommError as error:
-                failure = f"rank 0: {error}"
-        reply = world.broadcast(json.dumps([memory, failure]).encode(), 0, options.timeout_s)
-        memory, failure = json.loads(reply)
+                failure = str(error)
+        memory, failure = world.exchange([memory, failure], options.timeout_s)[0]
         if not failure and world.rank != 0:
             try:
                 current_user()  # by it, peers' memory is known to be of this user
                 group = library.open_shm(world.size, world.rank, *memory)
             except CommError as error:
-                failure = f"rank {world.rank}: {error}"
-        failures = [f.decode() for f in world.all_gather(failure.encode(), options.timeout_s) if f]
-        if failures:
-            raise CommError(failures[0])
+                failure = str(error)
+        for failed in world.failures(failure, options.timeout_s):
+            raise CommError(failed)
         assert group is not None
         self.recorded_as = memory[1]
         group.start(options.timeout_s, env.ISA.get(), options.checked)

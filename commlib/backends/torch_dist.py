@@ -17,7 +17,6 @@ from torch._C._distributed_c10d import TCPStore
 from commlib import debug, env
 from commlib.backends.base import Backend, Options
 from commlib.backends.recorded import Recorded
-from commlib.bootstrap.neighbours import Host
 from commlib.bootstrap.store import ANSWER_S, source_address
 from commlib.bootstrap.tcp import host_address, served
 from commlib.bootstrap.world import World, named
@@ -47,7 +46,7 @@ class TorchBackend(Backend):
     name = "torch"
     native = False
 
-    def __init__(self, world: World, options: Options, hosts: Sequence[Host]) -> None:
+    def __init__(self, world: World, options: Options) -> None:
         self.rank, self.size = world.rank, world.size
         self._timeout = datetime.timedelta(seconds=options.timeout_s)
         self._timeout_s = options.timeout_s
@@ -56,8 +55,8 @@ class TorchBackend(Backend):
         self._store: Any = getattr(world, "store", None)
         passed = getattr(world, "group", None)
         self._is_ours = passed is None
-        on_gpus = self._is_ours and not options.cpus and _on_gpus(world, len(hosts) > 1, options.timeout_s)
-        self.group: Any = self._make_group(world, hosts, on_gpus) if passed is None else passed
+        on_gpus = self._is_ours and not options.cpus and _on_gpus(world, options.timeout_s)
+        self.group: Any = self._make_group(world, on_gpus) if passed is None else passed
         engine = ("nccl" if on_gpus else "gloo") if passed is None else dist.get_backend(passed)
         cuda = "nccl" in engine and "gloo" not in engine
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
@@ -65,24 +64,24 @@ class TorchBackend(Backend):
         self._recorded = Recorded(world, f"torch {engine}" if cuda else "torch", options.timeout_s)
         self.recorder = self._recorded.recorder
 
-    def _make_group(self, world: World, hosts: Sequence[Host], on_gpus: bool) -> Any:
+    def _make_group(self, world: World, on_gpus: bool) -> Any:
         """A store on rank 0 at a port the system picks, made known over the world's own exchange."""
-        address, port = self._address(world, hosts), 0
+        address, port = self._address(world), 0
         if world.rank == 0:
             # One thread less to wait for: the server lives in this process, and nobody waits for workers.
             self._store = served((address, 0), wait_for_workers=False, timeout=self._timeout)
             port = self._store.port
-        where = world.broadcast(f"{address} {port}".encode(), 0, self._timeout_s).decode().split()
+        host, port = world.exchange([address, port], self._timeout_s)[0]
         try:
             if world.rank != 0:
-                self._store = TCPStore(where[0], int(where[1]), None, is_master=False, timeout=self._timeout)
+                self._store = TCPStore(host, port, None, is_master=False, timeout=self._timeout)
             return self._nccl() if on_gpus else self._gloo(address)
         except RuntimeError as error:
             raise self._translated(error, "making the process group") from None
 
-    def _address(self, world: World, hosts: Sequence[Host]) -> str:
+    def _address(self, world: World) -> str:
         """Return the address at which the ranks of other hosts reach this one: that of packets on their way there."""
-        addresses = [text.decode() for text in world.all_gather(world.address.encode(), self._timeout_s)]
+        addresses, hosts = world.exchange(world.address, self._timeout_s), world.hosts()
         elsewhere = [addresses[peer] for host in hosts if world.rank not in host.ranks for peer in host.ranks]
         known = next(filter(None, elsewhere), "")
         return source_address(known) if known else host_address(len(hosts) == 1)
@@ -279,13 +278,12 @@ class TorchBackend(Backend):
         self.leave()
 
 
-def _on_gpus(world: World, several: bool, timeout_s: float) -> bool:
+def _on_gpus(world: World, timeout_s: float) -> bool:
     """Whether NCCL is to be the engine: where the tensors are on GPUs, and of several hosts with one for every rank."""
-    if world.device or not several:
+    if world.device or len(world.hosts()) == 1:
         return world.device == "cuda"
     mine = torch.cuda.is_available() and world.local_rank < torch.cuda.device_count()
-    everyone = world.all_gather(str(int(mine)).encode(), timeout_s)
-    if b"0" in everyone:
+    if not all(world.exchange(mine, timeout_s)):
         return False
     torch.cuda.set_device(torch.cuda.current_device() or world.local_rank)
     return True

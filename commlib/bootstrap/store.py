@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import os
 import secrets
 import socket
 import time
@@ -14,10 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from commlib import env
-from commlib.bootstrap.launcher import Identity, first_number
-from commlib.bootstrap.neighbours import local_rank
 from commlib.bootstrap.process_info import ProcessInfo, ProcessWatch, process_info
-from commlib.bootstrap.world import World, named, two_processes
+from commlib.bootstrap.world import Identity, World, named, two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.worker import Worker
@@ -72,9 +69,9 @@ class StoreWorld(World):
             with contextlib.suppress(_Moved):
                 everyone = self.all_gather(mine, round(max(deadline - time.monotonic(), 0.1), 1))
         self._key = hmac.digest(self._key, b"".join(everyone), HASH)  # of this world only
-        infos = [ProcessInfo.read(text[TOKEN_BYTES:]) for text in everyone]
-        self._watch = ProcessWatch(self.rank, infos)
-        self.local_rank = local_rank(self.rank, infos) if who.local_rank is None else who.local_rank
+        self.infos = [ProcessInfo.read(text[TOKEN_BYTES:]) for text in everyone]
+        self._watch = ProcessWatch(self.rank, self.infos)
+        self.local_rank = self.count_local_rank() if who.local_rank is None else who.local_rank
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         self._round += 1
@@ -254,16 +251,6 @@ class StoreWorld(World):
                 f"rank {self.rank}: the store behind {self.name} is gone: its launcher or rank 0 ended "
                 f"({first_line(error)})"
             ) from None
-
-
-class ProcessGroupWorld(StoreWorld):
-    """The ranks of a torch process group that the program made: over its store, as a late collective breaks a group."""
-
-    def __init__(self, group: Any, timeout_s: float = 300.0) -> None:
-        self.group = group
-        who = Identity(group.rank(), group.size(), first_number(os.environ, "LOCAL_RANK"))
-        super().__init__("process_group", group.get_group_store(), who, timeout_s)
-        self.store = self._store
 
 
 def address_of(rank: int, store: Any) -> str:

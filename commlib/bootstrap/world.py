@@ -1,10 +1,30 @@
-"""World: who the ranks are, and a byte-level exchange between them that never waits for ever."""
+"""World: who the ranks are and where they run, and an exchange between them that never waits for ever."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from commlib.bootstrap.process_info import ProcessInfo, process_info
 from commlib.errors import CommTimeout
+
+
+class Identity(NamedTuple):
+    """Who a launcher says this process is: its rank, how many there are, and its number on this host."""
+
+    rank: int
+    size: int
+    local_rank: int | None = None
+
+
+class Host(NamedTuple):
+    """Ranks that can share memory: processes of one user on one booted kernel, which see each other."""
+
+    name: str
+    space: str  # what separates it from other hosts of that name
+    ranks: list[int]
 
 
 class World(ABC):
@@ -14,6 +34,7 @@ class World(ABC):
     rank: int
     size: int
     local_rank: int
+    infos: Sequence[ProcessInfo]  # of each rank
     address = ""  # at which the ranks of other hosts reach this one, where that is known
     device = ""  # the kind of the tensors' device, where that is settled
 
@@ -24,12 +45,36 @@ class World(ABC):
     def broadcast(self, data: bytes, src: int, timeout_s: float) -> bytes:
         return self.all_gather(data if self.rank == src else b"", timeout_s)[src]
 
+    def exchange(self, value: Any, timeout_s: float) -> list[Any]:
+        """Return every rank's value, which JSON can hold."""
+        return [json.loads(data) for data in self.all_gather(json.dumps(value).encode(), timeout_s)]
+
+    def failures(self, failure: str, timeout_s: float) -> list[str]:
+        """Return what failed on which ranks, so that all of them fail together; `failure` is this rank's, if any."""
+        return [f"rank {rank}: {text}" for rank, text in enumerate(self.exchange(failure, timeout_s)) if text]
+
     def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
         """Return the error of an exchange that `who` did not come to."""
         return CommTimeout(
             f"rank {self.rank} waited {timeout_s:g} s in init() for {who} ({self.name}, exchange {exchange}); "
             "raise timeout_s if starting takes longer"
         )
+
+    def hosts(self) -> list[Host]:
+        """Return the hosts, in the order of their first ranks.
+
+        Where COMMLIB_HOST is set, only ranks with the same name are on one host.
+        """
+        hosts: dict[tuple[object, ...], Host] = {}
+        for rank, info in enumerate(self.infos):
+            host = Host(info.hostname, f"user {info.user}, {info.pid_namespace}, boot {info.boot}", [])
+            hosts.setdefault((info.boot, info.pid_namespace, info.user, info.host), host).ranks.append(rank)
+        return list(hosts.values())
+
+    def count_local_rank(self) -> int:
+        """Return how many of the ranks before this one are on its host."""
+        hosts = [(info.boot, info.hostname) for info in self.infos]
+        return hosts[: self.rank].count(hosts[self.rank])
 
     def close(self) -> None:
         """Release what the exchange holds; calling it twice is fine."""
@@ -43,6 +88,9 @@ class SingleWorld(World):
     size = 1
     local_rank = 0
 
+    def __init__(self) -> None:
+        self.infos = [process_info()]
+
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         return [data]
 
@@ -50,6 +98,11 @@ class SingleWorld(World):
 def named(ranks: list[int]) -> str:
     """Write 'rank 1' or 'ranks 1, 2'."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def hosts_text(hosts: Sequence[Host]) -> str:
+    distinct = len({host.name for host in hosts}) == len(hosts)
+    return "; ".join(f"{named(host.ranks)} on {host.name}" + f" ({host.space})" * (not distinct) for host in hosts)
 
 
 def two_processes(rank: int, first: int, second: int, where: str) -> str:

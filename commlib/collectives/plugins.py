@@ -176,9 +176,8 @@ def load_natives(collectives: Tables, backend: str, world: World, timeout_s: flo
     failure = world.broadcast(failure.encode(), 0, max(timeout_s, COMPILER_S)).decode()
     if not failure and world.rank != 0:
         failure = _load(rows)
-    for rank, of_rank in enumerate(world.all_gather(failure.encode(), timeout_s)):
-        if of_rank:
-            raise BuildFailed(f"rank {rank}: {of_rank.decode()}")
+    for failed in world.failures(failure, timeout_s):
+        raise BuildFailed(failed)
 
 
 def _load(rows: Iterable[tuple[str, Algorithm]]) -> str:

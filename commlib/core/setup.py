@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +73,7 @@ def check_same_settings(world: World, options: Options, backend: str) -> None:
         "faults": COLLECTIVES.faults,
         "plugins": "; ".join(plugin.description for plugin in COLLECTIVES.plugins) or "none",
     }
-    everyone = [json.loads(d) for d in world.all_gather(json.dumps(mine | plugins).encode(), options.timeout_s)]
+    everyone = world.exchange(mine | plugins, options.timeout_s)
     for rank, other in enumerate(everyone):
         for fault in other["faults"]:
             raise ValueError(f"rank {rank}: {fault}")
@@ -107,11 +106,11 @@ def choose_plan(
             reply = [chosen.packed(), wanted.digest, ""]
         except ValueError as error:
             reply[2] = str(error)
-    packed, digest, failure = json.loads(world.broadcast(json.dumps(reply).encode(), 0, timeout_s))
+    packed, digest, failure = world.exchange(reply if world.rank == 0 else None, timeout_s)[0]
     if failure:
         raise ValueError(failure)
     mine = plan.digest if isinstance(plan, Plan) else digest
-    digests = [d.decode() for d in world.all_gather(mine.encode(), timeout_s)]
+    digests = world.exchange(mine, timeout_s)
     _check_equal(digests, "ranks were given different plans", "pass the same plan= on every rank")
     agreed = chosen if chosen is not None else Plan.unpacked(packed)
     return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed

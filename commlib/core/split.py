@@ -47,6 +47,7 @@ class Subworld(World):
         self.rank = members.index(parent.rank)
         self.size = len(members)
         self.local_rank, self.address = parent.local_rank, parent.world.address
+        self.infos = [parent.world.infos[member] for member in members]
         self.device = parent.device.type
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:

@@ -22,7 +22,7 @@ class Borrowed(World):
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
+        self.rank, self.size, self.local_rank, self.infos = world.rank, world.size, world.local_rank, world.infos
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         return self._world.all_gather(data, timeout_s)
