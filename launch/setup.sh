@@ -11,6 +11,7 @@ python=${PYTHON:-python3}
 
 fail() { echo "setup: $*" >&2; exit 1; }
 run() { printf '+ %s\n' "$*"; "$@"; }
+show_types() { [ ! -e $built/_native.pyi ] || cp -u $built/_native.pyi commlib/; } # where editors look for it
 
 mode=${1:-}
 if [ -z "$mode" ]; then
@@ -25,8 +26,6 @@ command -v "$python" >/dev/null || fail "no $python here; install Python 3.10 or
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
   fail "$("$python" -V) is too old; commlib needs 3.10 or newer: set PYTHON=/path/to/python"
 
-installed() { .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib") + "/commlib")'; }
-
 # What an install depends on: another checkout, interpreter, option or list of packages means another install. It leaves
 # its objects in build/dev, where ninja knows what a changed source means. Device code is compiled when it is used.
 built=build/dev
@@ -34,9 +33,9 @@ stamp=.venv/commlib-setup.sha256
 now=$({ echo "$PWD $mode" && "$python" -VV && cat pyproject.toml launch/setup.sh; } | sha256sum)
 if [ -x .venv/bin/commlib ] && [ -e $built/build.ninja ] && [ "$(cat "$stamp" 2>/dev/null)" = "$now" ]; then
   .venv/bin/ninja --quiet -C $built || fail "csrc/ does not compile; the library of before stays in .venv"
-  library=$(installed)
-  .venv/bin/cmake --install $built --prefix "$library" >/dev/null
-  cp -u "$library/_native.pyi" commlib/ # where editors and type checkers look for it
+  site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+  .venv/bin/cmake --install $built --prefix "$site/commlib" >/dev/null
+  show_types
   echo "setup: .venv is current ($mode)"
   exit 0
 fi
@@ -75,6 +74,6 @@ if [ "$mode" = --cpu ]; then packages+=("nvidia-cuda-nvrtc==$cpu_nvrtc"); else e
 run "${pip[@]}" install --quiet "${packages[@]}"
 # With the build's own tools from .venv, not from an environment that pip throws away, its objects stay good.
 run "${pip[@]}" install --quiet --no-build-isolation --config-settings "build-dir=$built" --editable ".[$extras]"
-cp -u "$(installed)/_native.pyi" commlib/
+show_types
 echo "$now" >"$stamp"
 echo "setup: .venv is ready ($mode); next: . .venv/bin/activate && commlib doctor"

@@ -34,14 +34,7 @@ class Options:
     @property
     def shared(self) -> dict[str, Any]:
         """What a split takes over: all but the communicator of NCCL, which is of these ranks."""
-        return {
-            "timeout_s": self.timeout_s,
-            "max_bytes": self.max_bytes,
-            "checked": self.checked,
-            "max_sms": self.max_sms,
-            "cpus": self.cpus,
-            "other_backends": self.other_backends,
-        }
+        return {name: value for name, value in vars(self).items() if name != "nccl_comm"}
 
 
 class Backend(ABC):

@@ -46,12 +46,10 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
         return self.native_group.empty(num_bytes)
 
     def holds(self, x: torch.Tensor) -> bool:
-        """Whether a tensor lies in this rank's arena."""
         return self.native_group.holds(x)
 
     @contextmanager
     def inner(self) -> Iterator[None]:
-        """Mark the calls inside as part of another one."""
         before, self._inner = self._inner, True
         self.native_group.set_inner(True)
         try:
@@ -62,9 +60,7 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
                 self._group.set_inner(before)
 
     def check(self) -> None:
-        """Raise what ended the communicator, or PeerLost if a peer died."""
         self.native_group.check()
 
     def abort(self, why: str) -> None:
-        """End it for all ranks: who waits looks for the reason."""
         self.native_group.abort(why)

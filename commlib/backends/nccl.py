@@ -57,7 +57,6 @@ class NcclBackend(NativeBackend["NcclGroup"]):
             raise
 
     def _join(self, world: World, options: Options) -> None:
-        """Put this rank's half on NCCL's communicator: memory, watch, kernels."""
         self.features = self.control.features()
         library.hint_nccl(self.control.library)
         # A call has a block on each multiprocessor of the smallest GPU at most: symmetric memory is laid out for that.
@@ -85,7 +84,6 @@ class NcclBackend(NativeBackend["NcclGroup"]):
 
     @contextmanager
     def as_first(self) -> Iterator[None]:
-        """See Backend."""
         before, _OPEN[self.device] = _OPEN[self.device], 0
         try:
             yield
@@ -224,7 +222,6 @@ def _pick_device(world: World, timeout_s: float) -> torch.device:
 
 
 def require_distinct_gpus(uuids: list[str]) -> None:
-    """Raise Unsupported where two ranks are on one GPU."""
     for rank, uuid in enumerate(uuids):
         if uuids.index(uuid) != rank:
             raise Unsupported(

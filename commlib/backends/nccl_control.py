@@ -97,7 +97,6 @@ class Control:
         return cls(_core().Communicator(_address(source)), owned=False)
 
     def features(self) -> dict[str, str]:
-        """Map each feature of NCCL to "", or to the reason it is off here."""
         return _features(self.version, self.library)
 
     def abort(self) -> bool:
@@ -205,7 +204,6 @@ def within(timeout_s: float, what: str, call: Callable[[], Any]) -> Any:
 
 
 def _address(source: Any) -> int:
-    """The address of the communicator that `source` is or holds."""
     pointer = source.ptr if hasattr(source, "ptr") else source
     if hasattr(source, "_get_backend"):  # a torch process group
         try:

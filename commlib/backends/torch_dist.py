@@ -201,7 +201,6 @@ class TorchBackend(Backend):
         return CommTimeout(f"{named(absent)} did not come to {name} within {self._timeout_s:g} s; {explained}")
 
     def _unreachable(self) -> list[int]:
-        """Return the ranks to which the connection is broken."""
         broken = []
         for peer in range(self.size):
             try:
@@ -225,7 +224,6 @@ class TorchBackend(Backend):
         return bool(self._ask(lambda: self._store.check([key])))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Ask the store, which may not answer."""
         try:
             return Worker("store").submit(question).result(ANSWER_S)
         except (RuntimeError, FutureTimeout) as error:
@@ -251,7 +249,6 @@ class TorchBackend(Backend):
         self._raise_if_ended()
 
     def abort(self, why: str) -> None:
-        """End the group on all ranks."""
         self._end(CommError(why))
         self.close()
 

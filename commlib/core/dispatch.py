@@ -63,7 +63,6 @@ class Dispatcher:
         self._closed = False
 
     def observe(self, observer: Observer) -> None:
-        """Have an observer see every call from now on."""
         self.observers.append(observer)
         self.detour = True
 
