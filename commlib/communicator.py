@@ -26,7 +26,7 @@ from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect, explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
-from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape
+from commlib.collectives.all_reduce_rms_norm import COMPUTED_SCALES, FP8, scale_shape
 from commlib.core import guard, log
 from commlib.core.dispatch import CLOSED, Dispatcher
 from commlib.core.hooks import Hooks, SlowCall

@@ -21,8 +21,8 @@ from commlib.collectives import (
     send_recv,
 )
 from commlib.collectives.plugins import Tables
-from commlib.collectives.python_calls import python_calls
 from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.torch_calls import python_calls
 from commlib.redops import REDOPS
 
 if TYPE_CHECKING:

@@ -7,11 +7,20 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
-from commlib.collectives.nccl_calls import refuses_old_nccl
-from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
+from commlib.collectives.rows import (
+    LINES_MOVE,
+    MOVED_CHUNKS,
+    PACKETS,
+    PIPES_MOVE,
+    TILES,
+    engines,
+    lines,
+    moved_chunks,
+    packets,
+    refuses_old_nccl,
+    tiles,
+)
 from commlib.collectives.spec import Algorithm, Call, Collective
-from commlib.collectives.variants import engines, lines, moved_chunks, packets, tiles
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int] | None = None) -> None:
@@ -53,8 +62,6 @@ ALL_GATHER = Collective(
     shapes=lambda call: (call.count, call.count * call.size),
     reference=lambda call, inputs, fold: torch.cat(list(inputs)),
     invoke=lambda comm, x, out, call: comm.all_gather_into_tensor(out, x),
-    size_count=lambda call: call.count * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (call.block(whole), whole),
     algorithms=(
         *_ALGORITHMS,
@@ -73,8 +80,6 @@ ALL_GATHERV = Collective(
     shapes=lambda call: (ragged(call)[call.rank], sum(ragged(call))),
     reference=lambda call, inputs, fold: torch.cat(list(inputs)),
     invoke=lambda comm, x, out, call: comm.all_gatherv(out, x, ragged(call)),
-    size_count=lambda call: sum(ragged(call)),
-    bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (block_of(whole, ragged(call), call.rank), whole),
     algorithms=(
         *_ALGORITHMS,

@@ -9,29 +9,29 @@ import torch
 from torch.distributed import AllreduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.nccl_calls import (
-    refuses_before_hopper,
-    refuses_lamport,
-    refuses_nccl,
-    refuses_nccl_symmetric,
-)
-from commlib.collectives.params import CHUNKS, PACKETS, PIPES, TILES
-from commlib.collectives.spec import Algorithm, Collective
-from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import (
+from commlib.collectives.rows import (
+    CHUNKS,
+    PACKETS,
+    PIPES,
+    TILES,
     chunks,
     lines,
     packets,
     pipes,
+    refuses_before_hopper,
+    refuses_lamport,
+    refuses_nccl,
+    refuses_nccl_symmetric,
     tiles,
     two_phases_of_lines,
     two_phases_of_packets,
     whole_packets,
 )
+from commlib.collectives.spec import Algorithm, Collective
+from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 
 
 def torch_direct(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Call the process group's all_reduce."""
     result = x if out is None else out.copy_(x)
     reduce_with(backend, result, redop, AllreduceOptions(), partial(backend.group.allreduce, [result]))
     return result
@@ -44,7 +44,6 @@ ALL_REDUCE = Collective(
     shapes=lambda call: (call.count, call.count),
     reference=lambda call, inputs, fold: fold(inputs, call.redop),
     invoke=lambda comm, x, out, call: comm.all_reduce(x, call.redop, out=None if out is x else out),
-    size_count=lambda call: call.count,
     bus_factor=lambda n: 2 * (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, whole),

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
-from commlib.collectives.params import MOVED_CHUNKS, TILES
+from commlib.collectives.rows import LINES_MOVE, MOVED_CHUNKS, PIPES_MOVE, TILES, engines, moved_chunks, tiles
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import refuses_lonely
-from commlib.collectives.variants import engines, moved_chunks, tiles
 from commlib.counts import counted
 
 
@@ -22,7 +20,6 @@ def torch_direct(
     out_splits: Sequence[int] | None = None,
     in_splits: Sequence[int] | None = None,
 ) -> None:
-    """Call the process group's all_to_all_single."""
     from_each: list[int] = []
     to_each: list[int] = []
     if out_splits is not None or in_splits is not None:
@@ -82,8 +79,6 @@ ALL_TO_ALL = Collective(
     shapes=lambda call: (call.count * call.size, call.count * call.size),
     reference=lambda call, inputs, fold: torch.cat([call.block(x) for x in inputs]),
     invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x),
-    size_count=lambda call: call.count * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
@@ -111,7 +106,6 @@ ALL_TO_ALLV = Collective(
     reference=lambda call, inputs, fold: _received(call, list(inputs)),
     invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x, _out_splits(call), _in_splits(call)),
     size_count=lambda call: max(max(row) for row in split_table(call)) * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
         Algorithm("nccl_direct", "nccl"),

@@ -78,7 +78,6 @@ class Tables(Mapping[str, Collective]):
                 self._tables[op] = replace(self._tables[op], algorithms=(*self._tables[op].algorithms, *rows))
 
     def check(self) -> None:
-        """Raise what is wrong with a plugin."""
         for fault in self.faults:
             raise ValueError(fault)
 
@@ -137,7 +136,6 @@ def _placed(path: Path, op: str, rows: Any, tables: Mapping[str, Collective]) ->
 
 
 def _fault(op: str, row: Algorithm) -> str | None:
-    """Say why a plugin cannot have such a row, or None."""
     if row.backend not in ("nccl", "shm", "torch"):
         return f"there is no backend {row.backend!r}; there are nccl, shm and torch"
     if not row.name.isidentifier():

@@ -9,12 +9,9 @@ import torch
 from torch.distributed import ReduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.exchanges import LINES_REDUCE, PIPES_REDUCE
-from commlib.collectives.nccl_calls import refuses_nccl
-from commlib.collectives.params import CHUNKS
+from commlib.collectives.rows import CHUNKS, LINES_REDUCE, PIPES_REDUCE, chunks, refuses_nccl
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tensor, dst: int, redop: Any) -> None:
@@ -33,7 +30,6 @@ REDUCE = Collective(
     shapes=lambda call: (call.count, call.count),
     reference=lambda call, inputs, fold: fold(inputs, call.redop) if call.rank == call.root else None,
     invoke=lambda comm, x, out, call: comm.reduce(x, call.root, call.redop, out=None if out is x else out),
-    size_count=lambda call: call.count,
     bus_factor=lambda n: 1.0,
     reduces=True,
     rooted=True,

@@ -10,12 +10,23 @@ from torch.distributed import AllreduceOptions, ReduceScatterOptions
 
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.all_gather import block_of, ragged
-from commlib.collectives.exchanges import LINES_REDUCE, PIPES_REDUCE
-from commlib.collectives.nccl_calls import refuses_lamport, refuses_nccl, refuses_nccl_symmetric
-from commlib.collectives.params import CHUNKS, PACKETS, TILES
+from commlib.collectives.rows import (
+    CHUNKS,
+    LINES_REDUCE,
+    PACKETS,
+    PIPES_REDUCE,
+    TILES,
+    chunks,
+    lines,
+    packets,
+    refuses_lamport,
+    refuses_nccl,
+    refuses_nccl_symmetric,
+    tiles,
+    whole_packets,
+)
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks, lines, packets, tiles, whole_packets
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arguments: Any) -> None:
@@ -47,8 +58,6 @@ REDUCE_SCATTER = Collective(
     shapes=lambda call: (call.count * call.size, call.count),
     reference=lambda call, inputs, fold: fold([call.block(x) for x in inputs], call.redop),
     invoke=lambda comm, x, out, call: comm.reduce_scatter_tensor(out, x, call.redop),
-    size_count=lambda call: call.count * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, call.block(whole)),
     algorithms=(
@@ -76,8 +85,6 @@ REDUCE_SCATTERV = Collective(
     shapes=lambda call: (sum(ragged(call)), ragged(call)[call.rank]),
     reference=lambda call, inputs, fold: fold([block_of(x, ragged(call), call.rank) for x in inputs], call.redop),
     invoke=lambda comm, x, out, call: comm.reduce_scatterv(out, x, ragged(call), call.redop),
-    size_count=lambda call: sum(ragged(call)),
-    bus_factor=lambda n: (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, block_of(whole, ragged(call), call.rank)),
     algorithms=(*_ALGORITHMS, LINES_REDUCE, PIPES_REDUCE),

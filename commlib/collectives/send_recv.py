@@ -9,11 +9,9 @@ from typing import Any, TypeAlias
 import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.exchanges import PIPES_MOVE
-from commlib.collectives.params import PULL
+from commlib.collectives.rows import PIPES_MOVE, PULL, pulled
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import refuses_lonely
-from commlib.collectives.variants import pulled
 
 Message: TypeAlias = "torch.Tensor | None"
 
@@ -38,7 +36,6 @@ SEND_RECV = Collective(
     shapes=lambda call: (call.count, call.count),
     reference=lambda call, inputs, fold: inputs[(call.rank - 1) % call.size],
     invoke=_pass_on,
-    size_count=lambda call: call.count,
     bus_factor=lambda n: 1.0,
     algorithms=(
         Algorithm("shm_mailbox", "shm", params=(PULL,), variants=pulled),

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape
+from commlib.collectives.all_reduce_rms_norm import COMPUTED_SCALES, FP8, scale_shape
 from commlib.collectives.signatures import SIGNATURES
 from commlib.core.dispatch import Dispatching
 from commlib.errors import Closed

@@ -49,7 +49,6 @@ def fingerprint(backend: str = "") -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, Any]:
-    """Describe the current GPU and what drives it."""
     info = Path("/proc/driver/nvidia/version")
     return {
         "gpu": torch.cuda.get_device_name(),

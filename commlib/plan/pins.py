@@ -53,7 +53,6 @@ def _distance(span: Span, low: float, high: float) -> float:
 
 
 def _spans(rules: Iterable[Rule], algorithm: str = "") -> list[Span]:
-    """Return the ranges of rules, of one algorithm or of all."""
     return [
         Span(0 if above is None else above + 1, math.inf if entry.max_bytes is None else entry.max_bytes, entry.params)
         for rule in rules

@@ -74,7 +74,6 @@ class Plan:
 
     @classmethod
     def parse(cls, text: str, source: str) -> Plan:
-        """Read a plan from its text."""
         made = object.__new__(cls)
         made._take(parse(text, source), source)
         return made
@@ -159,7 +158,6 @@ class Plan:
 
     @classmethod
     def unpacked(cls, packed: str) -> Plan:
-        """Return the plan that rank 0 packed."""
         document, source, origins, fit, pinned = json.loads(packed)
         made = object.__new__(cls)
         made._take(document, source)
@@ -169,7 +167,6 @@ class Plan:
         return made._with(rules=rules, fit=Match(*fit), pinned=pinned)
 
     def rules_of(self, world: int) -> list[Rule]:
-        """Return the rules for this number of ranks."""
         return [rule for rule in self.rules if rule.world[0] <= world <= rule.world[1]]
 
     def explain(  # noqa: PLR0913 - the keys of a rule
@@ -193,7 +190,6 @@ class Plan:
         return table_of(self, world).explain(query, max_sms, async_op)
 
     def __str__(self) -> str:
-        """Return the rules as a table."""
         lines = [f"plan {self.digest} from {self.source}"]
         for rule in self.rules:
             lines.append(f"rules[{rule.number}] {rule.keys}" + (f" of {rule.source}" * (rule.source != self.source)))
@@ -205,7 +201,6 @@ class Plan:
 
 
 def _rule_text(rule: Mapping[str, Any]) -> str:
-    """Return a rule as it stands in a file: one line, or its keys and then a line for each range and fallback."""
     whole = f"  {json.dumps(rule)}"
     parts = {part: rule[part] for part in ("ranges", "fallback") if part in rule}
     if sum(map(len, parts.values())) == 1 and len(whole) <= WIDTH:

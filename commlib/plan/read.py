@@ -90,7 +90,6 @@ def _head_fault(document: Any) -> Fault | None:
 
 
 def _rule_text(document: Any, path: Path) -> str:
-    """Return which calls the rule of a part is for, as far as it has them."""
     if len(path) < 2:
         return ""
     rule = document[path[0]]

@@ -45,7 +45,6 @@ class Point:
 
     @property
     def choice(self) -> str:
-        """What runs, as text."""
         return _choice_text(self.algorithm, self.params)
 
     @property
@@ -119,14 +118,12 @@ class Rule:
 
     @classmethod
     def read(cls, rule: Mapping[str, Any], source: str, number: int) -> Rule:
-        """Return one rule of a document that is as the schema wants it."""
         low, high = rule.get("world", (1, None))
         parts = {part: tuple(map(Range.read, rule.get(part, ()))) for part in ("ranges", "fallback")}
         world = low, MAX_WORLD if high is None else high
         return cls(**{**rule, **parts, "world": world}, source=source, number=number)
 
     def document(self) -> dict[str, Any]:
-        """Return it as a file has it: without what is as usual."""
         low, high = self.world
         values = {"op": self.op, **{key: getattr(self, key) for key in _KEYS if getattr(self, key) != _KEYS[key]}}
         if self.world != (1, MAX_WORLD):

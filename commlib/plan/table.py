@@ -152,7 +152,6 @@ def _is_known(query: Query) -> bool:
 
 
 def _keys(query: Query) -> tuple[str, str, str, int, bool, bool]:
-    """Return the arguments of native code."""
     dtype = query.dtype if query.dtype in DTYPES else "uint8"
     return query.op, dtype, query.redop, query.num_bytes, query.placement == "symmetric", query.mode == "graph"
 

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
-from commlib.collectives.params import CHUNKS, TILES
 from commlib.collectives.reference import reducible
+from commlib.collectives.rows import CHUNKS, TILES
 
 STEP = math.sqrt(2)
 _TAKEN_ANYWAY = {param.name: param.default for param in (*CHUNKS, *TILES)}
