@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib.backends.base import Options
-from commlib.backends.native import NativeBackend
+from commlib.backends.base import NativeBackend, Options
 from commlib.backends.nccl_control import REPORT_S, Control, within
 from commlib.bootstrap.world import World
 from commlib.build.device_code import compile_kernel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import threading
 from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from commlib import env
 from commlib.bootstrap.world import World
 from commlib.errors import KINDS, CommError, CommTimeout, Unsupported
+from commlib.worker import Worker
 
 REMEDY = 'pip install "nccl4py>=0.6" "cuda-bindings>=13,<14"'
 _OLDEST_NCCL4PY = (0, 6)
@@ -182,25 +183,20 @@ def _raise_first(failures: list[list[str] | None], timeout_s: float) -> None:
 def within(timeout_s: float, what: str, call: Callable[[], Any]) -> Any:
     """Make a call that may never return, on a thread that is left behind then."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
-    outcome: list[tuple[Any, Exception | None]] = []
 
-    def run() -> None:
-        try:
-            if device is not None:
-                torch.cuda.set_device(device)  # a new thread starts on device 0
-            outcome.append((call(), None))
-        except Exception as error:
-            outcome.append((None, error))
+    def run() -> Any:
+        if device is not None:
+            torch.cuda.set_device(device)  # a new thread starts on device 0
+        return call()
 
-    thread = threading.Thread(target=run, name=f"commlib {what}", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if not outcome:
-        raise CommTimeout(f"{what} did not return within {timeout_s:g} s")
-    value, error = outcome[0]
-    if error is not None:
-        raise error if isinstance(error, CommError) else CommError(f"{what}: {error}")
-    return value
+    try:
+        return Worker(what).submit(run).result(timeout_s)
+    except FutureTimeout:
+        raise CommTimeout(f"{what} did not return within {timeout_s:g} s") from None
+    except CommError:
+        raise
+    except Exception as error:
+        raise CommError(f"{what}: {error}") from error
 
 
 def _address(source: Any) -> int:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from commlib import env
-from commlib.backends.base import Options
-from commlib.backends.native import NativeBackend
+from commlib.backends.base import NativeBackend, Options
 from commlib.bootstrap.world import World
 from commlib.errors import CommError
 from commlib.native import library

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import datetime
 import json
+import os
+import secrets
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,12 +19,16 @@ from torch._C._distributed_c10d import TCPStore
 
 from commlib import debug, env
 from commlib.backends.base import Backend, Options
-from commlib.backends.recorded import Recorded
 from commlib.bootstrap.store import ANSWER_S, source_address
 from commlib.bootstrap.tcp import host_address, served
 from commlib.bootstrap.world import World, named
+from commlib.debug.jobs import ELSEWHERE
 from commlib.errors import KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
+from commlib.native import library
 from commlib.worker import Worker
+
+if TYPE_CHECKING:
+    from commlib._native import Recorder
 
 _TIMED_OUT = ("timed out", "Timed out", "timeout", "Timeout")
 _LOST = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused", "failed to connect")
@@ -164,7 +171,7 @@ class TorchBackend(Backend):
     def _explained(self, error: CommError) -> CommError:
         """Add what the ranks of this host are in."""
         kind = type(error)
-        explanation = debug.explain(str(self._recorded.id), kind.__name__)[1]
+        explanation = debug.explain(str(self._recorded.id), kind.__name__)
         return kind("\n".join([str(error), *explanation.splitlines()]))
 
     def _first(self, error: CommError, name: str) -> CommError:
@@ -273,6 +280,42 @@ class TorchBackend(Backend):
     def abandon(self) -> None:
         """Leave the group's threads alone, which a forked child does not have."""
         self.leave()
+
+
+class Recorded:
+    """A record that all ranks of a world begin at once; `recorder` is None where it has no room for so many ranks.
+
+    Of the backend "torch" it is known when calls end; of "torch nccl" and such, only that they were handed over.
+    """
+
+    recorder: Recorder | None = None
+
+    def __init__(self, world: World, backend: str, timeout_s: float) -> None:
+        self.id: int = world.exchange(secrets.randbits(62), timeout_s)[0]
+        mine = world.infos[world.rank]
+        pids: list[int] = []
+        elsewhere: dict[int, str] = {}
+        for info in world.infos:
+            if (info.boot, info.pid_namespace) != (mine.boot, mine.pid_namespace):  # the number means nothing here
+                identity = f"{info.boot} {info.pid_namespace} {info.pid}"
+                pids.append(-1 - (zlib.crc32(identity.encode()) & 0x3FFFFFFF))
+                elsewhere[pids[-1]] = f"{info.hostname}:{info.pid}"
+            else:
+                pids.append(info.pid)
+        self._fd = -1
+        if elsewhere:
+            self._fd = os.memfd_create(ELSEWHERE)
+            os.write(self._fd, json.dumps(elsewhere).encode())
+        if world.size <= library.max_shm_ranks():
+            self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids)
+
+    def close(self) -> None:
+        """End it; twice is fine."""
+        if self.recorder is not None:
+            self.recorder.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
 
 def _on_gpus(world: World, timeout_s: float) -> bool:

@@ -36,6 +36,7 @@ SEND_RECV = Collective(
     shapes=lambda call: (call.count, call.count),
     reference=lambda call, inputs, fold: inputs[(call.rank - 1) % call.size],
     invoke=_pass_on,
+    size_count=lambda call: call.count,  # of one message, however many a window has
     bus_factor=lambda n: 1.0,
     algorithms=(
         Algorithm("shm_mailbox", "shm", params=(PULL,), variants=pulled),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commlib.plan.schema import name_of
+Path = tuple[str | int, ...]
+"""A part of a document: ("rules", 2, "ranges", 0)."""
 
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
@@ -158,6 +160,12 @@ class Rule:
         for entry in self.ranges:
             yield above, entry
             above = entry.max_bytes
+
+
+def name_of(path: Path) -> str:
+    """Return a path as text: rules[2].ranges[1].max_bytes."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{json.dumps(part)[1:-1]}" for part in path)
+    return "".join(parts).removeprefix(".") or "the plan"
 
 
 def size_text(num_bytes: int) -> str:

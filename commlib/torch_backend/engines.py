@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commlib.backends.recorded import Recorded
+from commlib.backends.torch_dist import Recorded
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.world import Identity, World
 from commlib.communicator import Communicator, create

@@ -113,7 +113,7 @@ def _show_all(jobs: list[list[Record]], options: Options) -> bool:
 
 def _show_starting(starting: list[Starting], as_json: bool) -> bool:
     """Show the ranks that wait in init(); say whether one has waited for long."""
-    from commlib.debug.process import command_of
+    from commlib.debug.jobs import command_of
     from commlib.debug.starting import LOG_S
     from commlib.tools.debug.format import wrapped
 

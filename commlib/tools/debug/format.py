@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from commlib.counts import counted
 from commlib.debug.format import seconds_text, waited_in
 from commlib.debug.jobs import Job, Rank
-from commlib.debug.record_types import Slot
+from commlib.debug.record import Slot
 
 
 def call_of(job: Job, slot: Slot) -> tuple[str, str]:
