@@ -854,7 +854,7 @@ class Communicator:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("this communicator is closed; call commlib.init() for a new one")
+            raise Closed
 
 
 _OPEN: WeakSet[Communicator] = WeakSet()

@@ -126,7 +126,7 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
     def native_group(self) -> GroupT:
         """The native half; an error once it is closed."""
         if self._group is None:
-            raise Closed("this communicator is closed; call commlib.init() for a new one")
+            raise Closed
         return self._group
 
     def calls(self) -> Calls:

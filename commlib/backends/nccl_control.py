@@ -23,18 +23,12 @@ REPORT_S = 10.0  # after a rank's own deadline, for its report to reach the othe
 _END_S = 10.0  # for destroy and abort: a live CUDA graph or a spinning kernel may hold them for ever
 
 
-# What newer NCCLs offer: since when, its symbol, and why older ones will not do.
+# What newer NCCLs offer where they have windows: since when, and why older ones will not do.
 _WINDOW = "ncclCommWindowRegister"
 FEATURES = {
-    "split": (21800, "ncclCommSplit", ""),
-    "shrink": (22703, "ncclCommShrink", ""),
-    "symmetric_windows": (22703, _WINDOW, ""),
-    "peer_pointers": (22803, _WINDOW, ": older ones do not tell peers' addresses"),
-    "symmetric_kernels": (23007, _WINDOW, ": older ones may read input before it is written"),
-    "revoke": (22807, "ncclCommRevoke", ""),
-    "grow": (22902, "ncclCommGrow", ""),
-    "properties": (22902, "ncclCommQueryProperties", ""),
-    "suspend": (22907, "ncclCommSuspend", ""),
+    "symmetric_windows": (22703, ""),
+    "peer_pointers": (22803, ": older ones do not tell peers' addresses"),
+    "symmetric_kernels": (23007, ": older ones may read input before it is written"),
 }
 
 
@@ -42,13 +36,13 @@ def capabilities(version: int, has_symbol: Callable[[str], bool]) -> dict[str, s
     """Map each feature to "", or to the reason it is off with this NCCL and environment."""
     switches = [name for name in ("NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE") if env.foreign(name) == "0"]
     reasons = {}
-    for feature, (since, symbol, because) in FEATURES.items():
+    for feature, (since, because) in FEATURES.items():
         reasons[feature] = ""
         if version < since:
             reasons[feature] = f"needs NCCL {version_text(since)}, this is {version_text(version)}{because}"
-        elif not has_symbol(symbol):
-            reasons[feature] = f"this NCCL {version_text(version)} was built without {symbol}"
-        elif symbol == _WINDOW and switches:
+        elif not has_symbol(_WINDOW):
+            reasons[feature] = f"this NCCL {version_text(version)} was built without {_WINDOW}"
+        elif switches:
             reasons[feature] = f"{switches[0]}=0 turned it off; unset it"
     return reasons
 
@@ -171,8 +165,7 @@ def _raise_first(failures: list[list[str] | None], timeout_s: float) -> None:
     late = [rank for rank, failure in enumerate(failures) if failure and failure[0] == "CommTimeout"]
     for rank, failure in enumerate(failures):
         if failure and rank not in late:
-            kind = {kind.__name__: kind for kind in KINDS}[failure[0]]
-            raise kind(f"rank {rank}: {failure[1]}")
+            raise KINDS[failure[0]](f"rank {rank}: {failure[1]}")
     if late:
         raise CommTimeout(
             f"making the NCCL communicator hung for {timeout_s:g} s on rank(s) {', '.join(map(str, late))} "

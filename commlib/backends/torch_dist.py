@@ -187,7 +187,7 @@ class TorchBackend(Backend):
             self._hang_up()
         if self._is_ours and self.rank == 0 and self.size > 1:
             time.sleep(GRACE_S)  # the others read it from this process, which may end now
-        return {kind.__name__: kind for kind in KINDS}[kind](text)
+        return KINDS[kind](text)
 
     def _blamed(self, error: CommError, name: str) -> CommError:
         """Name the ranks to blame: the calls of all others fail, too, once connections break."""
@@ -263,7 +263,7 @@ class TorchBackend(Backend):
         """Drop a group that this backend made; its store stays where others may read there what ended it."""
         failed = bool(self._ended)
         if not failed:
-            self._ended, self._kind = "this communicator is closed; call commlib.init() for a new one", Closed
+            self._ended, self._kind = str(Closed()), Closed
         self._recorded.close()
         if self._is_ours:
             if self.device.type == "cuda" and not isinstance(self.group, _Closed):
@@ -337,4 +337,4 @@ class _Closed:
 
     def __getattr__(self, name: str) -> Any:
         self._backend.check()
-        raise Closed("this communicator is closed")
+        raise Closed

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from commlib._native import Calls
 
 T = TypeVar("T")
-_IS_CLOSED = "this communicator is closed; call commlib.init() for a new one"
 Make: TypeAlias = Callable[..., Any]
 """Makes one native call: its name, then its arguments."""
 
@@ -152,14 +151,14 @@ class Dispatcher:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(_IS_CLOSED)
+            raise Closed
 
 
 class _Closed:
     """The calls after close(): also for a thread that looked at `detour` just before."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise Closed(_IS_CLOSED)
+        raise Closed
 
 
 CLOSED = cast("Calls", _Closed())
