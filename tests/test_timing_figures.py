@@ -9,12 +9,12 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.errors import CommError
+from commlib.tools.report.document import environment
 from commlib.tools.testing import Ranks
 from commlib.tools.timing import (
     Limit,
     Protocol,
     Run,
-    environment,
     figures,
     fit_latency_and_rate,
     graph,

@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from commlib.errors import Closed, Unsupported
+from commlib.native import library
 
-if TYPE_CHECKING:
-    from commlib._native import Calls, NcclGroup, Recorder, ShmGroup
-
-GroupT = TypeVar("GroupT", "ShmGroup", "NcclGroup")
+GroupT = TypeVar("GroupT", "library.ShmGroup", "library.NcclGroup")
 Choose = Callable[[str, int, str, str], str]
 """Returns the algorithm of a call: an operation, its bytes, element type and reduction."""
 
@@ -49,7 +47,7 @@ class Backend(ABC):
     has_arena = True  # there is symmetric memory
     multiprocessors = 0  # that a call may take, of the smallest GPU of the ranks
     recorded_as = 0  # its communicator in the record of this process; 0: not in there
-    recorder: Recorder | None = None  # without native code: of its calls
+    recorder: library.Recorder | None = None  # without native code: of its calls
     choose: Choose  # without native code: what the plan in force says of a call
 
     @property
@@ -58,11 +56,11 @@ class Backend(ABC):
         return self.name
 
     @property
-    def native_group(self) -> ShmGroup | NcclGroup | None:
+    def native_group(self) -> library.ShmGroup | library.NcclGroup | None:
         """The native half, which gets the algorithms and the plan; without one the engine chooses."""
         return None
 
-    def calls(self) -> Calls:
+    def calls(self) -> library.Calls:
         """Return the collectives of a native backend; they keep what it holds."""
         raise Unsupported(f"the {self.name} backend has no native code")
 
@@ -129,7 +127,7 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
             raise Closed
         return self._group
 
-    def calls(self) -> Calls:
+    def calls(self) -> library.Calls:
         """Return the native calls; they release the interpreter's lock, and find the stream on GPUs."""
         return self.native_group.calls()
 

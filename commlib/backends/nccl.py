@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,16 +20,13 @@ from commlib.build.kernel_names import MAX_WORLD, expression, row_expression
 from commlib.errors import CommError, Unsupported
 from commlib.native import library
 
-if TYPE_CHECKING:
-    from commlib._native import NcclGroup
-
 _LOG = logging.getLogger("commlib")
 CLOSE_S = 10.0  # for the peers to close too
 
 _OPEN: Counter[torch.device] = Counter()  # communicators of several ranks in this process
 
 
-class NcclBackend(NativeBackend["NcclGroup"]):
+class NcclBackend(NativeBackend["library.NcclGroup"]):
     """GPUs of one host: NCCL's communicator, and symmetric memory on which commlib's own kernels work."""
 
     name = "nccl"
@@ -64,7 +61,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         counts = world.exchange([count, _OPEN[self.device]], options.timeout_s)
         smallest, first = min(count for count, _ in counts), not any(others for _, others in counts)
         self.multiprocessors = min(smallest, options.max_sms or smallest)
-        self._group: NcclGroup | None = library.open_nccl(
+        self._group: library.NcclGroup | None = library.open_nccl(
             self.control.ptr,
             world.rank,
             world.size,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,11 +14,8 @@ from commlib.errors import CommError
 from commlib.native import library
 from commlib.users import current_user
 
-if TYPE_CHECKING:
-    from commlib._native import ShmGroup
 
-
-class ShmBackend(NativeBackend["ShmGroup"]):
+class ShmBackend(NativeBackend["library.ShmGroup"]):
     """Memory that rank 0 makes and the others open through its descriptor; no name, so nothing to clean up."""
 
     name = "shm"
@@ -29,9 +25,9 @@ class ShmBackend(NativeBackend["ShmGroup"]):
         self.rank, self.size = world.rank, world.size
         self._group = self._join(world, options)
 
-    def _join(self, world: World, options: Options) -> ShmGroup:
+    def _join(self, world: World, options: Options) -> library.ShmGroup:
         """Two rounds: where the memory is, then whether everyone got in; all ranks fail together."""
-        group: ShmGroup | None = None
+        group: library.ShmGroup | None = None
         # Bytes of an arena, a nonce, and where the memory is: its maker's pid and descriptor.
         memory = options.max_bytes, secrets.randbits(62), 0, -1
         failure = ""

@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,6 @@ from commlib.debug.jobs import ELSEWHERE
 from commlib.errors import KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
 from commlib.native import library
 from commlib.worker import Worker
-
-if TYPE_CHECKING:
-    from commlib._native import Recorder
 
 _TIMED_OUT = ("timed out", "Timed out", "timeout", "Timeout")
 _LOST = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused", "failed to connect")
@@ -288,7 +285,7 @@ class Recorded:
     Of the backend "torch" it is known when calls end; of "torch nccl" and such, only that they were handed over.
     """
 
-    recorder: Recorder | None = None
+    recorder: library.Recorder | None = None
 
     def __init__(self, world: World, backend: str, timeout_s: float) -> None:
         self.id: int = world.exchange(secrets.randbits(62), timeout_s)[0]

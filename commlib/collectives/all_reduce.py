@@ -41,7 +41,6 @@ _lamport = partial(Algorithm, backend="nccl", kernel="all_reduce", refuses=refus
 
 ALL_REDUCE = Collective(
     name="all_reduce",
-    shapes=lambda call: (call.count, call.count),
     reference=lambda call, inputs, fold: fold(inputs, call.redop),
     invoke=lambda comm, x, out, call: comm.all_reduce(x, call.redop, out=None if out is x else out),
     bus_factor=lambda n: 2 * (n - 1) / n,

@@ -116,7 +116,6 @@ _rows = partial(Algorithm, backend="nccl", kernel="all_reduce_rms_norm", refuses
 
 ALL_REDUCE_RMS_NORM = Collective(
     name="all_reduce_rms_norm",
-    shapes=lambda call: (call.count, call.count),
     reference=_reference,
     invoke=_invoke,
     bus_factor=ALL_REDUCE.bus_factor,

@@ -12,17 +12,15 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from commlib import env
+from commlib.bootstrap.world import World
 from commlib.build.cache import COMPILER_S
 from commlib.build.modules import load_module
 from commlib.build.plugin_code import load_plugin
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.errors import BuildFailed, one_line
-
-if TYPE_CHECKING:
-    from commlib.bootstrap.world import World
 
 GROUP = "commlib.plugins"
 FFI_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # csrc/ffi/kernel.cc knows their sizes

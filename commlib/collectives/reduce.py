@@ -27,7 +27,6 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tenso
 
 REDUCE = Collective(
     name="reduce",
-    shapes=lambda call: (call.count, call.count),
     reference=lambda call, inputs, fold: fold(inputs, call.redop) if call.rank == call.root else None,
     invoke=lambda comm, x, out, call: comm.reduce(x, call.root, call.redop, out=None if out is x else out),
     bus_factor=lambda n: 1.0,

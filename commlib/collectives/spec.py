@@ -132,10 +132,10 @@ class Collective:
     """
 
     name: str
-    shapes: Callable[[Call], tuple[int, int]]
     reference: Callable[[Call, Sequence[torch.Tensor], Fold], torch.Tensor | None]
     invoke: Callable[[Any, torch.Tensor, torch.Tensor, Call], object]
     algorithms: tuple[Algorithm, ...]
+    shapes: Callable[[Call], tuple[int, int]] = lambda call: (call.count, call.count)
     reduces: bool = False
     rooted: bool = False
     in_place: Callable[[Call, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -17,9 +17,6 @@ from commlib.collectives.spec import Collective
 from commlib.errors import Unsupported
 from commlib.native import library
 from commlib.redops import TORCH_OPS, redop_name
-
-if TYPE_CHECKING:
-    from commlib._native import Calls
 
 REDUCIBLE = frozenset(
     {
@@ -67,7 +64,7 @@ def reduce_with(
             result.div_(backend.size, rounding_mode="trunc")
 
 
-def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Calls:
+def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> library.Calls:
     """Return calls that check their arguments as native ones do, then run what the plan names."""
     index = -1 if backend.device.type == "cpu" else backend.device.index
     reducing = " ".join(name for name, collective in collectives.items() if collective.reduces)
@@ -83,7 +80,7 @@ def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Cal
     }
     calls = {name: _call(backend, name, run, checks) for name, run in runs.items()}
     others = {"enqueue_barrier": calls["barrier"], "keep_versions": checks.keep_versions}
-    return cast("Calls", SimpleNamespace(**calls, checks=checks, **others))
+    return cast("library.Calls", SimpleNamespace(**calls, checks=checks, **others))
 
 
 def _implementation(backend: Backend, collective: Collective) -> Callable[..., Any]:
@@ -112,9 +109,9 @@ def _reduced(run: Callable[..., Any], op: int, out: int, *arguments: Any) -> Any
     return None if result is None else tensors[written]
 
 
-def _call(backend: Backend, name: str, run: Callable[..., Any], checks: Calls) -> Callable[..., Any]:
+def _call(backend: Backend, name: str, run: Callable[..., Any], checks: library.Calls) -> Callable[..., Any]:
     check = getattr(checks, name)
-    leave = backend.recorder.leave if backend.recorder is not None else _nothing
+    leave = backend.recorder.leave if backend.recorder is not None else lambda: None
 
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # what stands for the check in a graph makes the call
@@ -126,7 +123,3 @@ def _call(backend: Backend, name: str, run: Callable[..., Any], checks: Calls) -
             leave()
 
     return call
-
-
-def _nothing() -> None:
-    pass

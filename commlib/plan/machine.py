@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,6 @@ import torch
 
 from commlib import env
 from commlib.version import __version__
-
-# The variables that change a figure: named families only, as the rest of the environment holds secrets.
-FAMILIES = ("NCCL_", "CUDA_", "TORCH_NCCL_", "OMP_", "COMMLIB_")
-SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED")
-HOSTS = frozenset({"NCCL_COMM_ID", "CUDA_MPS_CLIENT_HOST"})
-PLACE = re.compile(r"[/\\~@]|\b\d+(\.\d+){3}\b")  # a path, a user at a host, or an address
-HIDDEN = "(set)"
 
 
 def fingerprint(backend: str = "") -> dict[str, Any]:
@@ -64,15 +55,3 @@ def driver_of(text: str) -> str | None:
     # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build …
     match = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", text)
     return match[1] if match else None
-
-
-def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings of these families; of paths and addresses only that they are set, of secrets nothing."""
-    variables = os.environ if variables is None else variables
-    ours = {variable.name for variable in env.VARIABLES if variable.internal}
-    paths = {variable.name for variable in (env.PLAN, env.LIBRARY, env.CACHE_DIR)}
-    return {
-        name: HIDDEN if name in paths or name in HOSTS or PLACE.search(value) else value
-        for name, value in sorted(variables.items())
-        if name.startswith(FAMILIES) and name not in ours and not any(part in name for part in SECRETS)
-    }

@@ -1,6 +1,6 @@
 """The one timing protocol: whatever prints or stores a time measures it here, ours and others' alike."""
 
-from commlib.plan.machine import environment, fingerprint
+from commlib.plan.machine import fingerprint
 from commlib.tools.timing.blocks import Measurement, Protocol, block_seconds
 from commlib.tools.timing.candidate import (
     Candidate,
@@ -37,7 +37,6 @@ __all__ = [
     "buffers_of",
     "cpu_share",
     "differing",
-    "environment",
     "fingerprint",
     "fit_latency_and_rate",
     "measure",
