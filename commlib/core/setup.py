@@ -282,6 +282,11 @@ class Subworld(World):
                 raise CommError(f"split: rank {member} could not make its communicator: {failure}")
         return [data for _, data, _ in parts]
 
+    def failures(self, failure: str, timeout_s: float) -> list[str]:
+        """As of World, by the numbers of the parent's ranks, which the program knows so far."""
+        texts = zip(self._members, self.exchange(failure, timeout_s), strict=True)
+        return [f"split: rank {member} could not make its communicator: {text}" for member, text in texts if text]
+
     def carried_by(self, communicator: Parent) -> None:
         """Talk over the new communicator from now on."""
         self._carrier = communicator
