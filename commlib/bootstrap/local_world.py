@@ -9,7 +9,6 @@ import time
 import weakref
 from typing import NoReturn
 
-from commlib.bootstrap.process_info import ProcessInfo, process_info
 from commlib.bootstrap.rendezvous_server import (
     BROKEN,
     Hello,
@@ -21,7 +20,7 @@ from commlib.bootstrap.rendezvous_server import (
     peer_user,
     read_message,
 )
-from commlib.bootstrap.world import Identity, World
+from commlib.bootstrap.world import Identity, ProcessInfo, World, process_info
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.users import current_user

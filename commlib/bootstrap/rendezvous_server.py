@@ -37,8 +37,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commlib.bootstrap.process_info import process_info
-from commlib.bootstrap.world import Identity, named, two_processes
+from commlib.bootstrap.world import Identity, named, process_info, two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import Unsupported
 from commlib.users import current_user

@@ -13,8 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from commlib import env
-from commlib.bootstrap.process_info import ProcessInfo, ProcessWatch, process_info
-from commlib.bootstrap.world import Identity, World, named, two_processes
+from commlib.bootstrap.world import Identity, ProcessInfo, ProcessWatch, World, named, process_info, two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.worker import Worker

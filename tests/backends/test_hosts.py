@@ -8,8 +8,7 @@ import torch
 
 from commlib.backends import create, torch_dist
 from commlib.backends.base import Options
-from commlib.bootstrap.process_info import ProcessInfo
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import ProcessInfo, World
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported

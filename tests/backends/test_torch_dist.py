@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from commlib.backends import torch_dist
-from commlib.bootstrap.process_info import process_info
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import World, process_info
 from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
 

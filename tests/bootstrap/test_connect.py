@@ -9,8 +9,7 @@ import pytest
 import commlib
 from commlib.bootstrap import connect, find
 from commlib.bootstrap.launchers import LOCAL, ExplicitRank, explicit_rank, first_host, slurm_address
-from commlib.bootstrap.process_info import ProcessInfo
-from commlib.bootstrap.world import SingleWorld
+from commlib.bootstrap.world import ProcessInfo, SingleWorld
 
 ROOT = Path(__file__).parents[2]
 

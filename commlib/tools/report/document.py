@@ -89,7 +89,7 @@ class Report(ABC):
 
     def document(self, ended: str = "", complete: bool = True) -> dict[str, Any]:
         """Return everything; `ended` says why it is not complete."""
-        from commlib.plan.machine import fingerprint
+        from commlib.plan.search import fingerprint
 
         return {
             "schema": self._kind.name,

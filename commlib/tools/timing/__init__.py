@@ -1,6 +1,6 @@
 """The one timing protocol: whatever prints or stores a time measures it here, ours and others' alike."""
 
-from commlib.plan.machine import fingerprint
+from commlib.plan.search import fingerprint
 from commlib.tools.timing.blocks import Measurement, Protocol, block_seconds
 from commlib.tools.timing.candidate import (
     Candidate,
