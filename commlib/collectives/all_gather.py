@@ -7,19 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.rows import (
-    LINES_MOVE,
-    MOVED_CHUNKS,
-    PACKETS,
-    PIPES_MOVE,
-    TILES,
-    engines,
-    lines,
-    moved_chunks,
-    packets,
-    refuses_old_nccl,
-    tiles,
-)
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
 
 
@@ -51,7 +39,7 @@ def block_of(whole: torch.Tensor, sizes: Sequence[int], rank: int) -> torch.Tens
 
 
 _ALGORITHMS = (
-    Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
+    Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl"),
     Algorithm("torch_direct", "torch", run=torch_direct),
@@ -66,12 +54,14 @@ ALL_GATHER = Collective(
     algorithms=(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl", arena=True),
-        Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=refuses_old_nccl),
-        Algorithm("engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=engines),
-        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=packets),
-        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=lines),
-        Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=TILES, variants=tiles),
-        PIPES_MOVE,
+        Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=rows.refuses_old_nccl),
+        Algorithm(
+            "engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=rows.engines
+        ),
+        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_gather", params=rows.PACKETS, variants=rows.packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_gather", params=rows.PACKETS, variants=rows.lines),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=rows.TILES, variants=rows.tiles),
+        rows.PIPES_MOVE,
     ),
 )
 
@@ -83,7 +73,7 @@ ALL_GATHERV = Collective(
     in_place=lambda call, whole: (block_of(whole, ragged(call), call.rank), whole),
     algorithms=(
         *_ALGORITHMS,
-        LINES_MOVE,
-        PIPES_MOVE,
+        rows.LINES_MOVE,
+        rows.PIPES_MOVE,
     ),
 )

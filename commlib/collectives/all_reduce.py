@@ -9,24 +9,7 @@ import torch
 from torch.distributed import AllreduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.rows import (
-    CHUNKS,
-    PACKETS,
-    PIPES,
-    TILES,
-    chunks,
-    lines,
-    packets,
-    pipes,
-    refuses_before_hopper,
-    refuses_lamport,
-    refuses_nccl,
-    refuses_nccl_symmetric,
-    tiles,
-    two_phases_of_lines,
-    two_phases_of_packets,
-    whole_packets,
-)
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 
@@ -37,7 +20,7 @@ def torch_direct(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.
     return result
 
 
-_lamport = partial(Algorithm, backend="nccl", kernel="all_reduce", refuses=refuses_lamport, params=PACKETS)
+_lamport = partial(Algorithm, backend="nccl", kernel="all_reduce", refuses=rows.refuses_lamport, params=rows.PACKETS)
 
 ALL_REDUCE = Collective(
     name="all_reduce",
@@ -47,26 +30,28 @@ ALL_REDUCE = Collective(
     reduces=True,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
-        Algorithm("shm_twoshot", "shm", params=CHUNKS, variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
+        Algorithm("shm_twoshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
-        Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
-        Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=refuses_nccl),
-        Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
-        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=packets),
-        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=lines),
-        Algorithm("lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=PACKETS, variants=two_phases_of_lines),
-        _lamport("lsa_lamport_oneshot", variants=whole_packets),
-        _lamport("lsa_lamport_twoshot", variants=two_phases_of_packets),
-        Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
-        Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
+        Algorithm("nccl_direct", "nccl", ordered=False, refuses=rows.refuses_nccl),
+        Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=rows.refuses_nccl),
+        Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=rows.refuses_nccl_symmetric),
+        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.lines),
+        Algorithm(
+            "lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.two_phases_of_lines
+        ),
+        _lamport("lsa_lamport_oneshot", variants=rows.whole_packets),
+        _lamport("lsa_lamport_twoshot", variants=rows.two_phases_of_packets),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=rows.TILES, variants=rows.tiles),
+        Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=rows.TILES, variants=rows.tiles),
         Algorithm(
             "lsa_pipe_twoshot",
             "nccl",
             kernel="all_reduce",
-            refuses=refuses_before_hopper,
-            params=PIPES,
-            variants=pipes,
+            refuses=rows.refuses_before_hopper,
+            params=rows.PIPES,
+            variants=rows.pipes,
         ),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.rows import LINES_MOVE, MOVED_CHUNKS, PIPES_MOVE, TILES, engines, moved_chunks, tiles
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import refuses_lonely
 from commlib.counts import counted
@@ -34,9 +34,9 @@ def torch_direct(
 
 def _blocks(x: torch.Tensor, splits: Sequence[int] | None, size: int) -> list[int]:
     """Return the bytes of each block of a tensor: splits are rows of the first dimension, equal without them."""
-    rows = len(x) if x.dim() else 1
-    lengths = [rows // size] * size if splits is None else splits
-    return [int(n) * x.nbytes // max(rows, 1) for n in lengths]
+    length = len(x) if x.dim() else 1
+    lengths = [length // size] * size if splits is None else splits
+    return [int(n) * x.nbytes // max(length, 1) for n in lengths]
 
 
 def _agree(backend: TorchBackend, from_each: Sequence[int], to_each: Sequence[int], unit: int) -> None:
@@ -81,12 +81,12 @@ ALL_TO_ALL = Collective(
     invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x),
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl", in_place=False),
-        LINES_MOVE,
-        Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=TILES, variants=tiles),
-        PIPES_MOVE,
+        rows.LINES_MOVE,
+        Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=rows.TILES, variants=rows.tiles),
+        rows.PIPES_MOVE,
         Algorithm(
             "engine_pull",
             "nccl",
@@ -94,7 +94,7 @@ ALL_TO_ALL = Collective(
             kernel="all_gather",
             in_place=False,
             engine=True,
-            variants=engines,
+            variants=rows.engines,
         ),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
@@ -107,9 +107,9 @@ ALL_TO_ALLV = Collective(
     invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x, _out_splits(call), _in_splits(call)),
     size_count=lambda call: max(max(row) for row in split_table(call)) * call.size,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
         Algorithm("nccl_direct", "nccl"),
-        PIPES_MOVE,
+        rows.PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.distributed import BarrierOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.rows import PACKETS
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Collective
 
 
@@ -25,7 +25,7 @@ BARRIER = Collective(
     algorithms=(
         Algorithm("shm_oneshot", "shm"),
         Algorithm("nccl_direct", "nccl"),
-        Algorithm("lsa_ll_exchange", "nccl", kernel="barrier", params=PACKETS),
+        Algorithm("lsa_ll_exchange", "nccl", kernel="barrier", params=rows.PACKETS),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -6,7 +6,7 @@ import torch
 from torch.distributed import BroadcastOptions
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.rows import CHUNKS, LINES_MOVE, PIPES_MOVE, chunks, engines
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Collective
 
 
@@ -25,12 +25,14 @@ BROADCAST = Collective(
     in_place=lambda call, whole: (whole, whole),
     out_of_place=False,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl"),
-        LINES_MOVE,
-        PIPES_MOVE,
-        Algorithm("engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=engines),
+        rows.LINES_MOVE,
+        rows.PIPES_MOVE,
+        Algorithm(
+            "engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=rows.engines
+        ),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -6,7 +6,7 @@ import torch
 from torch.distributed import GatherOptions
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.rows import CHUNKS, LINES_MOVE, PIPES_MOVE, chunks
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
 
 
@@ -34,10 +34,10 @@ GATHER = Collective(
     rooted=True,
     in_place=_in_place,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("nccl_direct", "nccl"),
-        LINES_MOVE,
-        PIPES_MOVE,
+        rows.LINES_MOVE,
+        rows.PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -9,7 +9,7 @@ import torch
 from torch.distributed import ReduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.rows import CHUNKS, LINES_REDUCE, PIPES_REDUCE, chunks, refuses_nccl
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 
@@ -34,10 +34,10 @@ REDUCE = Collective(
     rooted=True,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
-        Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
-        LINES_REDUCE,
-        PIPES_REDUCE,
+        Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
+        Algorithm("nccl_direct", "nccl", ordered=False, refuses=rows.refuses_nccl),
+        rows.LINES_REDUCE,
+        rows.PIPES_REDUCE,
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),
 )

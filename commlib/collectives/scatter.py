@@ -6,7 +6,7 @@ import torch
 from torch.distributed import ScatterOptions
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.rows import LINES_MOVE, MOVED_CHUNKS, PIPES_MOVE, moved_chunks
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
 
 
@@ -33,10 +33,10 @@ SCATTER = Collective(
     rooted=True,
     in_place=_in_place,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
         Algorithm("nccl_direct", "nccl"),
-        LINES_MOVE,
-        PIPES_MOVE,
+        rows.LINES_MOVE,
+        rows.PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.rows import PIPES_MOVE, PULL, pulled
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import refuses_lonely
 
@@ -38,9 +38,9 @@ SEND_RECV = Collective(
     size_count=lambda call: call.count,  # of one message, however many a window has
     bus_factor=lambda n: 1.0,
     algorithms=(
-        Algorithm("shm_mailbox", "shm", params=(PULL,), variants=pulled),
+        Algorithm("shm_mailbox", "shm", params=(rows.PULL,), variants=rows.pulled),
         Algorithm("nccl_direct", "nccl", refuses=refuses_lonely),
-        PIPES_MOVE,
+        rows.PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )
