@@ -286,7 +286,7 @@ def _elsewhere(job: Job, stuck_s: float) -> Iterator[Finding]:
         yield Finding("silent", numbers, text, serious=stands)
 
 
-# --- what a rank adds to its errors ---
+# --- what a rank adds to its errors -----------------------------------------------------------------------------------
 
 _EXPLAINED = ("CommTimeout", "PeerLost")
 _LINES, _BYTES = 8, 2500
