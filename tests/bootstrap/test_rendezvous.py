@@ -360,6 +360,7 @@ UNMAPPED = """
 import os, socket
 from commlib.bootstrap.local_world import connect
 from commlib.bootstrap.rendezvous_server import Hello, Place, RendezvousServer
+from commlib.bootstrap.world import Identity
 from commlib.tools.debug.host import jobs_here
 from commlib.errors import Unsupported
 
