@@ -43,7 +43,6 @@ def number(environ: Mapping[str, str], name: str) -> int:
 
 
 def first_number(environ: Mapping[str, str], *names: str) -> int | None:
-    """Read the first of these variables that is set."""
     return next((number(environ, name) for name in names if environ.get(name)), None)
 
 

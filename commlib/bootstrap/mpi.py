@@ -33,7 +33,6 @@ MEETING_BYTES = 256
 
 
 def detect(environ: Mapping[str, str]) -> int | None:
-    """Return the number of ranks mpiexec announces, None without it."""
     for launcher, (rank, size) in LAUNCHERS.items():
         total = announced(environ, launcher, rank, size)
         # srun sets PMI's variables for every task, MPI program or not.

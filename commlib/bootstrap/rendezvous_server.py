@@ -256,7 +256,6 @@ class RendezvousServer:
                 world.lose(rank, reason)
 
     def end(self, reason: str) -> None:
-        """Tell all ranks, now and later, what is wrong."""
         for world in list(self._worlds.values()):
             world.end("wrong", reason)
 

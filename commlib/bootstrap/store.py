@@ -105,7 +105,6 @@ class StoreWorld(World):
         self._worker.close(CommError(f"rank {self.rank}: this world is closed"))
 
     def _name_world(self) -> str:
-        """Name a new world, which the other ranks join."""
         name = secrets.token_hex(8)
         before = self._ask(lambda: self._base.compare_set("world", "", name)).decode()
         if before != name:  # rank 0 of before has another communicator open, or was killed, or is one of another job
@@ -153,7 +152,6 @@ class StoreWorld(World):
             self._refuse(two_processes(rank, info.pid, self._info.pid, self.name))
 
     def _refuse(self, why: str) -> NoReturn:
-        """Raise on this rank, and on all others of the world."""
         self._ask(partial(self._store.set, "refused", why))
         if self._serves:
             time.sleep(2 * CHECK_S)  # for the others to read it

@@ -35,7 +35,6 @@ class ProcessInfo(NamedTuple):
 
     @classmethod
     def read(cls, text: str | bytes) -> ProcessInfo:
-        """Return what another process wrote."""
         return cls(*json.loads(text))
 
     def encode(self) -> bytes:
