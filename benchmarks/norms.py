@@ -23,7 +23,7 @@ from reduce_norm import EPILOGUE, SHOTS, Way, Ways, algorithms_of, fastest
 from torch import Tensor
 from written import command_line, figures, head, joined, ratio, ratio_text, whole_numbers, write
 
-from commlib.collectives.norms import GROUP, normalised
+from commlib.collectives.all_reduce_rms_norm import GROUP, normalised
 from commlib.communicator import Communicator
 from commlib.redops import torch_name
 from commlib.tools.report.figures import size_text

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import commlib
 from commlib.collectives import COLLECTIVES
-from commlib.collectives.norms import normalised, quantised
+from commlib.collectives.all_reduce_rms_norm import normalised, quantised
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.plan import Plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import operator
@@ -14,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NoReturn, SupportsIndex, TypeAlias, TypeVar, cast, overload
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -21,16 +23,14 @@ from torch import Tensor
 
 from commlib import backends, compile, debug, env, native
 from commlib.backends.base import Backend, Options
-from commlib.bootstrap import connect
-from commlib.bootstrap.explicit import explicit_rank
+from commlib.bootstrap import connect, explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
-from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape
-from commlib.core import guard, lifetime, log
+from commlib.collectives.all_reduce_rms_norm import COMPUTED_SCALES, FP8, scale_shape
+from commlib.core import guard, log
 from commlib.core.dispatch import CLOSED, Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
-from commlib.core.setup import check_same_settings, choose_plan, pin_core, send_algorithms, settings
-from commlib.core.split import split
+from commlib.core.setup import check_same_settings, choose_plan, pin_core, send_algorithms, settings, split
 from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
@@ -146,7 +146,8 @@ class Communicator:
     On CPUs a call returns when its result is there. On GPUs it enqueues its work on torch's current stream and returns;
     it can be captured into a CUDA graph. With `async_op=True` a call returns a `Work` at once. Its `wait()` waits for
     the call; on GPUs it makes the current stream wait. Do not use the tensors before that. Later calls run after it.
-    Such a call leaves most of a GPU to what runs next to it, or what `max_sms=` leaves.
+    A call takes at most `max_sms` multiprocessors of its GPU, 0 for no limit; an asynchronous one without a limit
+    leaves most of the GPU to what runs next to it.
 
     `ValueError` and `TypeError` mean that this rank's arguments are wrong; no data has moved. `PeerLost`, `CommTimeout`
     and a disagreement (`CommError`) end the communicator on every rank: close it and call `commlib.init()` again.
@@ -177,7 +178,7 @@ class Communicator:
         self._hooks: Hooks | None = None
         self.graph_name, self._leave_graphs = compile.register(self, getattr(self._calls, "checks", self._calls))
         self.use(plan)
-        lifetime.watch(self, Communicator._leave, Communicator._abandon)
+        _OPEN.add(self)
         debug.listen(native.library.guard_answers)
         metrics.start()
 
@@ -192,14 +193,12 @@ class Communicator:
     def all_reduce(
         self, x: Tensor, op: Op = "sum", out: Out = None, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks; every rank gets the result. See also `help(commlib.Communicator)`.
+        """Reduce over all ranks; every rank gets the result. `async_op` and `max_sms`: see Communicator.
 
         Args:
             x: This rank's part, of one shape and type on all ranks; without `out` the result replaces it.
             op: The reduction.
             out: Where to put the result: as many elements as `x`, of its type; `x` then stays as it is.
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             `out`, or `x` without one.
@@ -223,15 +222,13 @@ class Communicator:
     def reduce(
         self, x: Tensor, dst: int, op: Op = "sum", out: Out = None, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks; rank `dst` gets the result. See also `help(commlib.Communicator)`.
+        """Reduce over all ranks; rank `dst` gets the result. `async_op` and `max_sms`: see Communicator.
 
         Args:
             x: As in all_reduce; on ranks other than `dst` it stays as it is.
             dst: The rank that gets the result.
             op: The reduction.
             out: As in all_reduce; other ranks' `out` stays as it is.
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             `out`, or `x` without one; the result on rank `dst` alone.
@@ -257,14 +254,12 @@ class Communicator:
     def reduce_scatter_tensor(
         self, out: Tensor, x: Tensor, op: Op = "sum", async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks and keep block `rank`. See also `help(commlib.Communicator)`.
+        """Reduce over all ranks and keep block `rank`. `async_op` and `max_sms`: see Communicator.
 
         Args:
             out: Where to put this rank's block: x.numel() / size elements. It may be block `rank` of `x` itself.
             x: One block for each rank, the first dimension first.
             op: The reduction.
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.reduce_scatter_tensor(torch.empty(2), torch.arange(4.0))  # rank 1 of two
@@ -286,15 +281,13 @@ class Communicator:
     def reduce_scatterv(
         self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = "sum", async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks and keep block `rank`, in blocks of different sizes; else as reduce_scatter_tensor.
+        """Do as reduce_scatter_tensor (`async_op` and `max_sms`, too), in blocks of different sizes.
 
         Args:
             out: `sizes[rank]` elements.
             x: `sum(sizes)` elements.
             sizes: The elements of each rank's block, the same on all ranks.
             op: The reduction.
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.reduce_scatterv(torch.empty(1 + 2 * comm.rank), torch.arange(4.0), [1, 3])  # rank 1 of two
@@ -316,13 +309,11 @@ class Communicator:
     def all_gather_into_tensor(
         self, out: Tensor, x: Tensor, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Put every rank's `x` into `out`, in rank order. See also `help(commlib.Communicator)`.
+        """Put every rank's `x` into `out`, in rank order. `async_op` and `max_sms`: see Communicator.
 
         Args:
             out: Where to put them: size × x.numel() elements of any shape.
             x: This rank's block, of one size and type on all ranks. It may be block `rank` of `out` itself.
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.all_gather_into_tensor(torch.empty(2, 1), torch.tensor([float(comm.rank)]))
@@ -345,14 +336,12 @@ class Communicator:
     def all_gatherv(
         self, out: Tensor, x: Tensor, sizes: Sizes, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Put every rank's `x` into `out`, in blocks of different sizes; else as all_gather_into_tensor.
+        """Do as all_gather_into_tensor (`async_op` and `max_sms`, too), in blocks of different sizes.
 
         Args:
             out: `sum(sizes)` elements.
             x: `sizes[rank]` elements.
             sizes: The elements of each rank's `x`, the same on all ranks.
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.all_gatherv(torch.empty(3), torch.ones(comm.rank + 1), [1, 2])
@@ -395,15 +384,13 @@ class Communicator:
         *,
         max_sms: int = 0,
     ) -> Tensor | Work:
-        """Send block j of `x` to rank j. See also `help(commlib.Communicator)`.
+        """Send block j of `x` to rank j. `async_op` and `max_sms`: see Communicator.
 
         Args:
             out: Where to put the blocks that come, in rank order.
             x: One block for each rank. It may be `out` itself where no splits are given.
             out_splits: The rows of the first dimension that come from each rank; without it, equal blocks.
             in_splits: The rows that go to each rank; rank i's in_splits[j] is rank j's out_splits[i].
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.all_to_all_single(torch.empty(2), torch.tensor([0.0, 1.0]) + 10 * comm.rank)  # rank 1 of two
@@ -424,13 +411,11 @@ class Communicator:
     @overload
     def broadcast(self, x: Tensor, src: int, async_op: Later, *, max_sms: int = ...) -> Work: ...
     def broadcast(self, x: Tensor, src: int, async_op: bool = False, *, max_sms: int = 0) -> Tensor | Work:
-        """Make every rank's `x` a copy of rank `src`'s. See also `help(commlib.Communicator)`.
+        """Make every rank's `x` a copy of rank `src`'s. `async_op` and `max_sms`: see Communicator.
 
         Args:
             x: What rank `src` sends, and where the others get it; of one size and type on all ranks.
             src: The rank that sends.
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.broadcast(torch.tensor([comm.rank]), src=1)
@@ -450,14 +435,12 @@ class Communicator:
     def gather(
         self, x: Tensor, dst: int, out: Out = None, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work | None:
-        """Stack every rank's `x` on rank `dst`. See also `help(commlib.Communicator)`.
+        """Stack every rank's `x` on rank `dst`. `async_op` and `max_sms`: see Communicator.
 
         Args:
             x: This rank's block, of one size and type on all ranks.
             dst: The rank that gets them.
             out: Where rank `dst` puts them, size × x.numel() elements; without it a new tensor. Others' is ignored.
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             On rank `dst`, `out` or a new tensor of shape (size, *x.shape); None on the other ranks.
@@ -484,14 +467,12 @@ class Communicator:
     def scatter(
         self, x: Tensor | None, src: int, out: Out = None, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Give each rank its block of rank `src`'s `x`. See also `help(commlib.Communicator)`.
+        """Give each rank its block of rank `src`'s `x`. `async_op` and `max_sms`: see Communicator.
 
         Args:
             x: On rank `src` one block for each rank, in its first dimension; ignored elsewhere.
             src: The rank that sends.
             out: Where to put the block. Only rank `src` may omit it; it then gets a new tensor of shape x.shape[1:].
-            async_op: Return a Work at once.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             `out`, or the new tensor.
@@ -873,7 +854,25 @@ class Communicator:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("this communicator is closed; call commlib.init() for a new one")
+            raise Closed
+
+
+_OPEN: WeakSet[Communicator] = WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """A rank that ends tells its peers, so that they raise at once instead of waiting for a dead process."""
+    for comm in list(_OPEN):
+        comm._leave()
+
+
+def _abandon_all() -> None:
+    for comm in list(_OPEN):
+        comm._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _shape_and_type(shape: tuple[Any, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:

@@ -36,6 +36,9 @@ class PlanMismatch(CommError):
 class Closed(CommError, ValueError):
     """The communicator was closed before this call; this is a ValueError and a CommError."""
 
+    def __init__(self, text: str = "this communicator is closed; call commlib.init() for a new one") -> None:
+        super().__init__(text)
+
 
 class Unsupported(CommError):
     """This machine, backend or build cannot do what was asked; the message says what can."""
@@ -45,7 +48,8 @@ class BuildFailed(CommError):
     """Native code could not be built or loaded."""
 
 
-KINDS: tuple[type[CommError], ...] = (CommError, *CommError.__subclasses__())
+KINDS: dict[str, type[CommError]] = {kind.__name__: kind for kind in CommError.__subclasses__()}
+KINDS["CommError"] = CommError
 
 
 def meant(name: str, known: Iterable[str]) -> str:

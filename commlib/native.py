@@ -14,6 +14,7 @@ from commlib import debug, env
 from commlib.build.sources import load_module
 from commlib.errors import BuildFailed
 from commlib.redops import CODES, TORCH_OPS
+from commlib.worker import call_site
 
 __all__ = ["library"]
 
@@ -35,7 +36,7 @@ def _load() -> Any:
     module.connect(torch.Tensor, torch.nn.Parameter)
     module.set_redops(CODES, type(TORCH_OPS["sum"]))
     module.prefix_use(env.ISA.get())
-    module.set_recorded(debug.call_site, debug.explain)
+    module.set_recorded(lambda: (b"", call_site()), lambda *ended: (b"", debug.explain(*ended)))
     gc.callbacks.append(module.note_collection)
     return module
 

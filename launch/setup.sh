@@ -11,6 +11,7 @@ python=${PYTHON:-python3}
 
 fail() { echo "setup: $*" >&2; exit 1; }
 run() { printf '+ %s\n' "$*"; "$@"; }
+show_types() { [ ! -e $built/_native.pyi ] || cp -u $built/_native.pyi commlib/; } # where editors look for it
 
 mode=${1:-}
 if [ -z "$mode" ]; then
@@ -34,6 +35,7 @@ if [ -x .venv/bin/commlib ] && [ -e $built/build.ninja ] && [ "$(cat "$stamp" 2>
   .venv/bin/ninja --quiet -C $built || fail "csrc/ does not compile; the library of before stays in .venv"
   site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
   .venv/bin/cmake --install $built --prefix "$site/commlib" >/dev/null
+  show_types
   echo "setup: .venv is current ($mode)"
   exit 0
 fi
@@ -72,5 +74,6 @@ if [ "$mode" = --cpu ]; then packages+=("nvidia-cuda-nvrtc==$cpu_nvrtc"); else e
 run "${pip[@]}" install --quiet "${packages[@]}"
 # With the build's own tools from .venv, not from an environment that pip throws away, its objects stay good.
 run "${pip[@]}" install --quiet --no-build-isolation --config-settings "build-dir=$built" --editable ".[$extras]"
+show_types
 echo "$now" >"$stamp"
 echo "setup: .venv is ready ($mode); next: . .venv/bin/activate && commlib doctor"

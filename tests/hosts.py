@@ -1,9 +1,7 @@
 """Ranks that count as on several hosts: messages over loopback between all of them."""
 
-import os
 from typing import Any
 
-from commlib import env
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.tools.testing.worker import create_communicator
@@ -11,6 +9,6 @@ from commlib.tools.testing.worker import create_communicator
 
 def create(world: World, hosts: str, **options: Any) -> Communicator:
     """Make a rank's communicator; letter r of `hosts` is the name of rank r's host."""
-    os.environ[env.HOST.name] = hosts[world.rank]
+    world.infos = [info._replace(host=name, hostname=name) for info, name in zip(world.infos, hosts, strict=True)]
     made: Communicator = create_communicator(world, **options)
     return made

@@ -243,8 +243,10 @@ def test_a_port_that_is_none_is_refused(port, monkeypatch):
 
 @pytest.mark.parametrize("started", ["commlib", "srun"])
 def test_a_rank_that_mpi_has_alone_is_no_job_of_one(started, monkeypatch):
-    monkeypatch.setattr(bootstrap.mpi, "connect", lambda timeout_s: bootstrap.SingleWorld())
-    monkeypatch.setattr(bootstrap.mpi, "detect", lambda environ: None)
+    alone = bootstrap.BOOTSTRAPS["mpi"]._replace(
+        connect=lambda timeout_s: bootstrap.SingleWorld(), detect=lambda environ: None
+    )
+    monkeypatch.setitem(bootstrap.BOOTSTRAPS, "mpi", alone)
     monkeypatch.setattr(bootstrap, "around", lambda: (started, 2))
     with pytest.raises(Unsupported, match=f"{started} started 2 ranks; .*`mpiexec -n N …`"):
         connect("mpi")

@@ -39,7 +39,7 @@ ENVIRONMENT_READERS = (
     "commlib/tools/baselines/pmi.py",
     "commlib/tools/launch.py",
     "commlib/tools/testing/*.py",
-    "commlib/plan/machine.py",
+    "commlib/tools/report/document.py",
 )
 
 

@@ -11,11 +11,11 @@ from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.tools.bench.limit import measure_limit
 from commlib.tools.bench.result import Limit
+from commlib.tools.report.document import environment
 from commlib.tools.testing import Ranks
 from commlib.tools.timing import (
     Protocol,
     Run,
-    environment,
     figures,
     fit_latency_and_rate,
     graph,

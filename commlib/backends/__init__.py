@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 from commlib import env
 from commlib.backends.base import Backend, Options
-from commlib.bootstrap.neighbours import hosts_of, hosts_text
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import World, hosts_text
 from commlib.errors import Unsupported
 from commlib.native import library
 
@@ -19,7 +17,7 @@ BACKENDS: tuple[str, ...] = ("nccl", "shm", "torch")
 
 def create(name: str, world: World, options: Options) -> Backend:
     """Make the backend on every rank of `world`; "auto" takes the best one that reaches all ranks."""
-    hosts = hosts_of(world, options.timeout_s)
+    hosts = world.hosts()
     why = "asked for"
     if name == "auto" and len(hosts) > 1:
         name, why = "torch", f"{hosts_text(hosts)}: shared memory does not reach all ranks"
@@ -42,7 +40,7 @@ def create(name: str, world: World, options: Options) -> Backend:
         return ShmBackend(world, options)
     from commlib.backends.torch_dist import TorchBackend
 
-    return TorchBackend(world, options, hosts)
+    return TorchBackend(world, options)
 
 
 def _best(world: World, options: Options) -> tuple[str, str]:
@@ -52,8 +50,7 @@ def _best(world: World, options: Options) -> tuple[str, str]:
         return ("shm" if world.size <= limit else "torch"), f"tensors on CPUs; shm serves up to {limit} ranks"
     only = _only_gpu()
     lacks = lacks_gpu(0 if only else world.local_rank, f"rank {world.rank}")
-    answers = world.all_gather(json.dumps([lacks, only]).encode(), options.timeout_s)
-    lacks = _lacking([json.loads(answer) for answer in answers])
+    lacks = _lacking(world.exchange([lacks, only], options.timeout_s))
     return ("shm", lacks) if lacks else ("nccl", "every rank has a GPU of its own")
 
 

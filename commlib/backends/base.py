@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from commlib.errors import Unsupported
+from commlib.errors import Closed, Unsupported
+from commlib.native import library
 
-if TYPE_CHECKING:
-    from commlib._native import Calls, NcclGroup, Recorder, ShmGroup
-
+GroupT = TypeVar("GroupT", "library.ShmGroup", "library.NcclGroup")
 Choose = Callable[[str, int, str, str], str]
 """Returns the algorithm of a call: an operation, its bytes, element type and reduction."""
 
@@ -34,14 +33,7 @@ class Options:
     @property
     def shared(self) -> dict[str, Any]:
         """What a split takes over: all but the communicator of NCCL, which is of these ranks."""
-        return {
-            "timeout_s": self.timeout_s,
-            "max_bytes": self.max_bytes,
-            "checked": self.checked,
-            "max_sms": self.max_sms,
-            "cpus": self.cpus,
-            "other_backends": self.other_backends,
-        }
+        return {name: value for name, value in vars(self).items() if name != "nccl_comm"}
 
 
 class Backend(ABC):
@@ -55,7 +47,7 @@ class Backend(ABC):
     has_arena = True  # there is symmetric memory
     multiprocessors = 0  # that a call may take, of the smallest GPU of the ranks
     recorded_as = 0  # its communicator in the record of this process; 0: not in there
-    recorder: Recorder | None = None  # without native code: of its calls
+    recorder: library.Recorder | None = None  # without native code: of its calls
     choose: Choose  # without native code: what the plan in force says of a call
 
     @property
@@ -64,11 +56,11 @@ class Backend(ABC):
         return self.name
 
     @property
-    def native_group(self) -> ShmGroup | NcclGroup | None:
+    def native_group(self) -> library.ShmGroup | library.NcclGroup | None:
         """The native half, which gets the algorithms and the plan; without one the engine chooses."""
         return None
 
-    def calls(self) -> Calls:
+    def calls(self) -> library.Calls:
         """Return the collectives of a native backend; they keep what it holds."""
         raise Unsupported(f"the {self.name} backend has no native code")
 
@@ -119,3 +111,51 @@ class Backend(ABC):
     def abandon(self) -> None:
         """Forget everything without telling the peers: what a forked child does with its parent's."""
         self.close()
+
+
+class NativeBackend(Backend, ABC, Generic[GroupT]):
+    """A backend whose group (csrc/shm/group.h, csrc/nccl/group.h) runs the calls."""
+
+    native = True
+    _group: GroupT | None = None  # None again once closed
+    _inner = _stamped = False
+
+    @property
+    def native_group(self) -> GroupT:
+        """The native half; an error once it is closed."""
+        if self._group is None:
+            raise Closed
+        return self._group
+
+    def calls(self) -> library.Calls:
+        """Return the native calls; they release the interpreter's lock, and find the stream on GPUs."""
+        return self.native_group.calls()
+
+    def stamp(self, room: int) -> torch.Tensor | None:
+        """Let the group stamp calls (csrc/include/commlib/stamps.h); on GPUs their kernels then have marks, too."""
+        self._stamped = room > 0
+        return self.native_group.stamp(room)
+
+    def empty(self, num_bytes: int) -> torch.Tensor:
+        """Return bytes of this rank's arena; the tensor keeps them alive, also past close()."""
+        return self.native_group.empty(num_bytes)
+
+    def holds(self, x: torch.Tensor) -> bool:
+        return self.native_group.holds(x)
+
+    @contextmanager
+    def inner(self) -> Iterator[None]:
+        before, self._inner = self._inner, True
+        self.native_group.set_inner(True)
+        try:
+            yield
+        finally:
+            self._inner = before
+            if self._group is not None:
+                self._group.set_inner(before)
+
+    def check(self) -> None:
+        self.native_group.check()
+
+    def abort(self, why: str) -> None:
+        self.native_group.abort(why)

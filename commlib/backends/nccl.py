@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from commlib.backends.base import Options
-from commlib.backends.native import NativeBackend
+from commlib.backends.base import NativeBackend, Options
 from commlib.backends.nccl_control import REPORT_S, Control, within
 from commlib.bootstrap.world import World
 from commlib.build.device_code import MAX_WORLD, compile_kernel, expression, row_expression
 from commlib.errors import CommError, Unsupported
 from commlib.native import library
-
-if TYPE_CHECKING:
-    from commlib._native import NcclGroup
 
 _LOG = logging.getLogger("commlib")
 CLOSE_S = 10.0  # for the peers to close too
@@ -30,7 +25,7 @@ CLOSE_S = 10.0  # for the peers to close too
 _OPEN: Counter[torch.device] = Counter()  # communicators of several ranks in this process
 
 
-class NcclBackend(NativeBackend["NcclGroup"]):
+class NcclBackend(NativeBackend["library.NcclGroup"]):
     """GPUs of one host: NCCL's communicator, and symmetric memory on which commlib's own kernels work."""
 
     name = "nccl"
@@ -57,17 +52,15 @@ class NcclBackend(NativeBackend["NcclGroup"]):
             raise
 
     def _join(self, world: World, options: Options) -> None:
-        """Put this rank's half on NCCL's communicator: memory, watch, kernels."""
         self.features = self.control.features()
         library.hint_nccl(self.control.library)
         # A call has a block on each multiprocessor of the smallest GPU at most: symmetric memory is laid out for that.
         # Those of a second communicator in a process have fewer (csrc/nccl/footprint.h).
         count = torch.cuda.get_device_properties(self.device).multi_processor_count
-        mine = f"{count} {_OPEN[self.device]}"
-        counts = [[int(word) for word in each.split()] for each in world.all_gather(mine.encode(), options.timeout_s)]
+        counts = world.exchange([count, _OPEN[self.device]], options.timeout_s)
         smallest, first = min(count for count, _ in counts), not any(others for _, others in counts)
         self.multiprocessors = min(smallest, options.max_sms or smallest)
-        self._group: NcclGroup | None = library.open_nccl(
+        self._group: library.NcclGroup | None = library.open_nccl(
             self.control.ptr,
             world.rank,
             world.size,
@@ -80,14 +73,12 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         )
         _OPEN[self.device] += self.size > 1
         self._set_up_memory(world)
-        pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
-        self.native_group.start(pids, self._nonce, self._build)
+        self.native_group.start([info.pid for info in world.infos], self._nonce, self._build)
         self.recorded_as = self._nonce
         world.all_gather(b"", options.timeout_s)  # nobody launches before every rank watches every other
 
     @contextmanager
     def as_first(self) -> Iterator[None]:
-        """See Backend."""
         before, _OPEN[self.device] = _OPEN[self.device], 0
         try:
             yield
@@ -99,7 +90,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         reason = self.features["peer_pointers"] or self.features["symmetric_windows"]
         if world.size > MAX_WORLD:
             reason = f"kernels serve up to {MAX_WORLD} ranks"
-        self._nonce = int(world.broadcast(secrets.token_bytes(6), 0, self._timeout_s).hex(), 16)
+        self._nonce = world.exchange(secrets.randbits(48), self._timeout_s)[0]
         for step in ("acquire", "register", "resolve", "verify"):
             failure = reason
             if not failure:
@@ -111,8 +102,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
                 except CommError as error:
                     failure = f"!{error}"
             # A leading "!" is a fault; anything else a machine or NCCL that cannot, which is fine.
-            replies = world.all_gather(failure.encode(), self._timeout_s + REPORT_S)
-            failures = [f"rank {rank}: {reply.decode()}" for rank, reply in enumerate(replies) if reply]
+            failures = world.failures(failure, self._timeout_s + REPORT_S)
             faults = [text for text in failures if ": !" in text]
             if faults:
                 raise CommError(faults[0].replace("!", "", 1))
@@ -201,10 +191,8 @@ def _adopt(world: World, source: Any, timeout_s: float) -> Control:
             failure = f"it is rank {control.rank} of {control.size} in the NCCL communicator"
     except (CommError, TypeError, ValueError) as error:
         failure = str(error)
-    replies = [reply.decode() for reply in world.all_gather(failure.encode(), timeout_s)]
-    for rank, reply in enumerate(replies):
-        if reply:
-            raise ValueError(f"rank {rank} of {world.size} cannot use the NCCL communicator it was given: {reply}")
+    for failed in world.failures(failure, timeout_s):
+        raise ValueError(f"the NCCL communicator cannot be that of these {world.size} ranks: {failed}")
     assert control is not None
     return control
 
@@ -222,16 +210,13 @@ def _pick_device(world: World, timeout_s: float) -> torch.device:
         else:
             torch.cuda.set_device(index)
             uuid = str(torch.cuda.get_device_properties(index).uuid)
-    replies = [reply.decode() for reply in world.all_gather(f"{uuid}|{failure}".encode(), timeout_s)]
-    for rank, reply in enumerate(replies):
-        if reply.partition("|")[2]:
-            raise Unsupported(f"rank {rank}: {reply.partition('|')[2]}")
-    require_distinct_gpus([reply.partition("|")[0] for reply in replies])
+    for failed in world.failures(failure, timeout_s):
+        raise Unsupported(failed)
+    require_distinct_gpus(world.exchange(uuid, timeout_s))
     return torch.device("cuda", index)
 
 
 def require_distinct_gpus(uuids: list[str]) -> None:
-    """Raise Unsupported where two ranks are on one GPU."""
     for rank, uuid in enumerate(uuids):
         if uuids.index(uuid) != rank:
             raise Unsupported(

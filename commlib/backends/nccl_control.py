@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import json
-import threading
 from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from commlib import env
 from commlib.bootstrap.world import World
 from commlib.errors import KINDS, CommError, CommTimeout, Unsupported
+from commlib.worker import Worker
 
 REMEDY = 'pip install "nccl4py>=0.6" "cuda-bindings>=13,<14"'
 _OLDEST_NCCL4PY = (0, 6)
@@ -23,18 +23,12 @@ REPORT_S = 10.0  # after a rank's own deadline, for its report to reach the othe
 _END_S = 10.0  # for destroy and abort: a live CUDA graph or a spinning kernel may hold them for ever
 
 
-# What newer NCCLs offer: since when, its symbol, and why older ones will not do.
+# What newer NCCLs offer where they have windows: since when, and why older ones will not do.
 _WINDOW = "ncclCommWindowRegister"
 FEATURES = {
-    "split": (21800, "ncclCommSplit", ""),
-    "shrink": (22703, "ncclCommShrink", ""),
-    "symmetric_windows": (22703, _WINDOW, ""),
-    "peer_pointers": (22803, _WINDOW, ": older ones do not tell peers' addresses"),
-    "symmetric_kernels": (23007, _WINDOW, ": older ones may read input before it is written"),
-    "revoke": (22807, "ncclCommRevoke", ""),
-    "grow": (22902, "ncclCommGrow", ""),
-    "properties": (22902, "ncclCommQueryProperties", ""),
-    "suspend": (22907, "ncclCommSuspend", ""),
+    "symmetric_windows": (22703, ""),
+    "peer_pointers": (22803, ": older ones do not tell peers' addresses"),
+    "symmetric_kernels": (23007, ": older ones may read input before it is written"),
 }
 
 
@@ -42,13 +36,13 @@ def capabilities(version: int, has_symbol: Callable[[str], bool]) -> dict[str, s
     """Map each feature to "", or to the reason it is off with this NCCL and environment."""
     switches = [name for name in ("NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE") if env.foreign(name) == "0"]
     reasons = {}
-    for feature, (since, symbol, because) in FEATURES.items():
+    for feature, (since, because) in FEATURES.items():
         reasons[feature] = ""
         if version < since:
             reasons[feature] = f"needs NCCL {version_text(since)}, this is {version_text(version)}{because}"
-        elif not has_symbol(symbol):
-            reasons[feature] = f"this NCCL {version_text(version)} was built without {symbol}"
-        elif symbol == _WINDOW and switches:
+        elif not has_symbol(_WINDOW):
+            reasons[feature] = f"this NCCL {version_text(version)} was built without {_WINDOW}"
+        elif switches:
             reasons[feature] = f"{switches[0]}=0 turned it off; unset it"
     return reasons
 
@@ -73,9 +67,9 @@ class Control:
     @classmethod
     def create(cls, world: World, timeout_s: float, max_sms: int = 0) -> Control:
         """Make one of all ranks of `world`, on the device that is current; all ranks fail together."""
-        offers = [json.loads(reply) for reply in world.all_gather(_offer(world.rank == 0), timeout_s)]
-        _raise_first([offer["failure"] for offer in offers], timeout_s)
-        unique_id, control, failure = bytes.fromhex(offers[0]["id"]), None, None
+        offers = world.exchange(_offer(world.rank == 0), timeout_s)
+        _raise_first([failure for _, failure in offers], timeout_s)
+        unique_id, control, failure = bytes.fromhex(offers[0][0]), None, None
         try:
             core = _core()
             # One of NCCL's blocks is on a multiprocessor.
@@ -85,8 +79,7 @@ class Control:
         except Exception as error:  # nccl4py's errors have no common base
             failure = _failure(error)
         # Ranks that failed at once wait for those that still wait for them inside NCCL.
-        replies = world.all_gather(json.dumps(failure).encode(), timeout_s + REPORT_S)
-        failures = [json.loads(reply) for reply in replies]
+        failures = world.exchange(failure, timeout_s + REPORT_S)
         if control is not None and any(failures):
             control.abort()
         _raise_first(failures, timeout_s)
@@ -99,7 +92,6 @@ class Control:
         return cls(_core().Communicator(_address(source)), owned=False)
 
     def features(self) -> dict[str, str]:
-        """Map each feature of NCCL to "", or to the reason it is off here."""
         return _features(self.version, self.library)
 
     def abort(self) -> bool:
@@ -152,16 +144,16 @@ def _core() -> Any:
     return core
 
 
-def _offer(with_id: bool) -> bytes:
+def _offer(with_id: bool) -> tuple[str, list[str] | None]:
     """What a rank brings to the start: the unique id if it makes it, and why it cannot take part if so."""
     try:
         core = _core()
         if env.foreign("NCCL_COMM_BLOCKING") == "0":
             raise Unsupported("NCCL_COMM_BLOCKING=0 makes every NCCL call return early; unset it")
         unique_id = bytes(core.get_unique_id()) if with_id else b""
-        return json.dumps({"id": unique_id.hex(), "failure": None}).encode()
+        return unique_id.hex(), None
     except Exception as error:
-        return json.dumps({"id": "", "failure": _failure(error)}).encode()
+        return "", _failure(error)
 
 
 def _failure(error: Exception) -> list[str]:
@@ -173,8 +165,7 @@ def _raise_first(failures: list[list[str] | None], timeout_s: float) -> None:
     late = [rank for rank, failure in enumerate(failures) if failure and failure[0] == "CommTimeout"]
     for rank, failure in enumerate(failures):
         if failure and rank not in late:
-            kind = {kind.__name__: kind for kind in KINDS}[failure[0]]
-            raise kind(f"rank {rank}: {failure[1]}")
+            raise KINDS[failure[0]](f"rank {rank}: {failure[1]}")
     if late:
         raise CommTimeout(
             f"making the NCCL communicator hung for {timeout_s:g} s on rank(s) {', '.join(map(str, late))} "
@@ -185,29 +176,23 @@ def _raise_first(failures: list[list[str] | None], timeout_s: float) -> None:
 def within(timeout_s: float, what: str, call: Callable[[], Any]) -> Any:
     """Make a call that may never return, on a thread that is left behind then."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
-    outcome: list[tuple[Any, Exception | None]] = []
 
-    def run() -> None:
-        try:
-            if device is not None:
-                torch.cuda.set_device(device)  # a new thread starts on device 0
-            outcome.append((call(), None))
-        except Exception as error:
-            outcome.append((None, error))
+    def run() -> Any:
+        if device is not None:
+            torch.cuda.set_device(device)  # a new thread starts on device 0
+        return call()
 
-    thread = threading.Thread(target=run, name=f"commlib {what}", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if not outcome:
-        raise CommTimeout(f"{what} did not return within {timeout_s:g} s")
-    value, error = outcome[0]
-    if error is not None:
-        raise error if isinstance(error, CommError) else CommError(f"{what}: {error}")
-    return value
+    try:
+        return Worker(what).submit(run).result(timeout_s)
+    except FutureTimeout:
+        raise CommTimeout(f"{what} did not return within {timeout_s:g} s") from None
+    except CommError:
+        raise
+    except Exception as error:
+        raise CommError(f"{what}: {error}") from error
 
 
 def _address(source: Any) -> int:
-    """The address of the communicator that `source` is or holds."""
     pointer = source.ptr if hasattr(source, "ptr") else source
     if hasattr(source, "_get_backend"):  # a torch process group
         try:

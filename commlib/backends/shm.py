@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-from typing import TYPE_CHECKING
 
 import torch
 
 from commlib import env
-from commlib.backends.base import Options
-from commlib.backends.native import NativeBackend
+from commlib.backends.base import NativeBackend, Options
 from commlib.bootstrap.world import World
 from commlib.errors import CommError
 from commlib.native import library
 from commlib.users import current_user
 
-if TYPE_CHECKING:
-    from commlib._native import ShmGroup
 
-
-class ShmBackend(NativeBackend["ShmGroup"]):
+class ShmBackend(NativeBackend["library.ShmGroup"]):
     """Memory that rank 0 makes and the others open through its descriptor; no name, so nothing to clean up."""
 
     name = "shm"
@@ -31,9 +25,9 @@ class ShmBackend(NativeBackend["ShmGroup"]):
         self.rank, self.size = world.rank, world.size
         self._group = self._join(world, options)
 
-    def _join(self, world: World, options: Options) -> ShmGroup:
+    def _join(self, world: World, options: Options) -> library.ShmGroup:
         """Two rounds: where the memory is, then whether everyone got in; all ranks fail together."""
-        group: ShmGroup | None = None
+        group: library.ShmGroup | None = None
         # Bytes of an arena, a nonce, and where the memory is: its maker's pid and descriptor.
         memory = options.max_bytes, secrets.randbits(62), 0, -1
         failure = ""
@@ -42,18 +36,16 @@ class ShmBackend(NativeBackend["ShmGroup"]):
                 group = library.open_shm(world.size, 0, *memory)
                 memory = *memory[:2], os.getpid(), group.fd()
             except CommError as error:
-                failure = f"rank 0: {error}"
-        reply = world.broadcast(json.dumps([memory, failure]).encode(), 0, options.timeout_s)
-        memory, failure = json.loads(reply)
+                failure = str(error)
+        memory, failure = world.exchange([memory, failure], options.timeout_s)[0]
         if not failure and world.rank != 0:
             try:
                 current_user()  # by it, peers' memory is known to be of this user
                 group = library.open_shm(world.size, world.rank, *memory)
             except CommError as error:
-                failure = f"rank {world.rank}: {error}"
-        failures = [f.decode() for f in world.all_gather(failure.encode(), options.timeout_s) if f]
-        if failures:
-            raise CommError(failures[0])
+                failure = str(error)
+        for failed in world.failures(failure, options.timeout_s):
+            raise CommError(failed)
         assert group is not None
         self.recorded_as = memory[1]
         group.start(options.timeout_s, env.ISA.get(), options.checked)

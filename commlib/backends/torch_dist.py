@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import datetime
 import json
+import os
+import secrets
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from typing import Any
@@ -16,12 +19,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from commlib import debug, env
 from commlib.backends.base import Backend, Options
-from commlib.backends.recorded import Recorded
-from commlib.bootstrap.neighbours import Host
 from commlib.bootstrap.store import ANSWER_S, source_address
 from commlib.bootstrap.tcp import host_address, served
 from commlib.bootstrap.world import World, named
+from commlib.debug.jobs import ELSEWHERE
 from commlib.errors import KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
+from commlib.native import library
 from commlib.worker import Worker
 
 _TIMED_OUT = ("timed out", "Timed out", "timeout", "Timeout")
@@ -47,7 +50,7 @@ class TorchBackend(Backend):
     name = "torch"
     native = False
 
-    def __init__(self, world: World, options: Options, hosts: Sequence[Host]) -> None:
+    def __init__(self, world: World, options: Options) -> None:
         self.rank, self.size = world.rank, world.size
         self._timeout = datetime.timedelta(seconds=options.timeout_s)
         self._timeout_s = options.timeout_s
@@ -56,8 +59,8 @@ class TorchBackend(Backend):
         self._store: Any = getattr(world, "store", None)
         passed = getattr(world, "group", None)
         self._is_ours = passed is None
-        on_gpus = self._is_ours and not options.cpus and _on_gpus(world, len(hosts) > 1, options.timeout_s)
-        self.group: Any = self._make_group(world, hosts, on_gpus) if passed is None else passed
+        on_gpus = self._is_ours and not options.cpus and _on_gpus(world, options.timeout_s)
+        self.group: Any = self._make_group(world, on_gpus) if passed is None else passed
         engine = ("nccl" if on_gpus else "gloo") if passed is None else dist.get_backend(passed)
         cuda = "nccl" in engine and "gloo" not in engine
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
@@ -65,24 +68,24 @@ class TorchBackend(Backend):
         self._recorded = Recorded(world, f"torch {engine}" if cuda else "torch", options.timeout_s)
         self.recorder = self._recorded.recorder
 
-    def _make_group(self, world: World, hosts: Sequence[Host], on_gpus: bool) -> Any:
+    def _make_group(self, world: World, on_gpus: bool) -> Any:
         """A store on rank 0 at a port the system picks, made known over the world's own exchange."""
-        address, port = self._address(world, hosts), 0
+        address, port = self._address(world), 0
         if world.rank == 0:
             # One thread less to wait for: the server lives in this process, and nobody waits for workers.
             self._store = served((address, 0), wait_for_workers=False, timeout=self._timeout)
             port = self._store.port
-        where = world.broadcast(f"{address} {port}".encode(), 0, self._timeout_s).decode().split()
+        host, port = world.exchange([address, port], self._timeout_s)[0]
         try:
             if world.rank != 0:
-                self._store = TCPStore(where[0], int(where[1]), None, is_master=False, timeout=self._timeout)
+                self._store = TCPStore(host, port, None, is_master=False, timeout=self._timeout)
             return self._nccl() if on_gpus else self._gloo(address)
         except RuntimeError as error:
             raise self._translated(error, "making the process group") from None
 
-    def _address(self, world: World, hosts: Sequence[Host]) -> str:
+    def _address(self, world: World) -> str:
         """Return the address at which the ranks of other hosts reach this one: that of packets on their way there."""
-        addresses = [text.decode() for text in world.all_gather(world.address.encode(), self._timeout_s)]
+        addresses, hosts = world.exchange(world.address, self._timeout_s), world.hosts()
         elsewhere = [addresses[peer] for host in hosts if world.rank not in host.ranks for peer in host.ranks]
         known = next(filter(None, elsewhere), "")
         return source_address(known) if known else host_address(len(hosts) == 1)
@@ -165,7 +168,7 @@ class TorchBackend(Backend):
     def _explained(self, error: CommError) -> CommError:
         """Add what the ranks of this host are in."""
         kind = type(error)
-        explanation = debug.explain(str(self._recorded.id), kind.__name__)[1]
+        explanation = debug.explain(str(self._recorded.id), kind.__name__)
         return kind("\n".join([str(error), *explanation.splitlines()]))
 
     def _first(self, error: CommError, name: str) -> CommError:
@@ -181,7 +184,7 @@ class TorchBackend(Backend):
             self._hang_up()
         if self._is_ours and self.rank == 0 and self.size > 1:
             time.sleep(GRACE_S)  # the others read it from this process, which may end now
-        return {kind.__name__: kind for kind in KINDS}[kind](text)
+        return KINDS[kind](text)
 
     def _blamed(self, error: CommError, name: str) -> CommError:
         """Name the ranks to blame: the calls of all others fail, too, once connections break."""
@@ -202,7 +205,6 @@ class TorchBackend(Backend):
         return CommTimeout(f"{named(absent)} did not come to {name} within {self._timeout_s:g} s; {explained}")
 
     def _unreachable(self) -> list[int]:
-        """Return the ranks to which the connection is broken."""
         broken = []
         for peer in range(self.size):
             try:
@@ -226,7 +228,6 @@ class TorchBackend(Backend):
         return bool(self._ask(lambda: self._store.check([key])))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Ask the store, which may not answer."""
         try:
             return Worker("store").submit(question).result(ANSWER_S)
         except (RuntimeError, FutureTimeout) as error:
@@ -252,7 +253,6 @@ class TorchBackend(Backend):
         self._raise_if_ended()
 
     def abort(self, why: str) -> None:
-        """End the group on all ranks."""
         self._end(CommError(why))
         self.close()
 
@@ -260,7 +260,7 @@ class TorchBackend(Backend):
         """Drop a group that this backend made; its store stays where others may read there what ended it."""
         failed = bool(self._ended)
         if not failed:
-            self._ended, self._kind = "this communicator is closed; call commlib.init() for a new one", Closed
+            self._ended, self._kind = str(Closed()), Closed
         self._recorded.close()
         if self._is_ours:
             if self.device.type == "cuda" and not isinstance(self.group, _Closed):
@@ -279,13 +279,48 @@ class TorchBackend(Backend):
         self.leave()
 
 
-def _on_gpus(world: World, several: bool, timeout_s: float) -> bool:
+class Recorded:
+    """A record that all ranks of a world begin at once; `recorder` is None where it has no room for so many ranks.
+
+    Of the backend "torch" it is known when calls end; of "torch nccl" and such, only that they were handed over.
+    """
+
+    recorder: library.Recorder | None = None
+
+    def __init__(self, world: World, backend: str, timeout_s: float) -> None:
+        self.id: int = world.exchange(secrets.randbits(62), timeout_s)[0]
+        mine = world.infos[world.rank]
+        pids: list[int] = []
+        elsewhere: dict[int, str] = {}
+        for info in world.infos:
+            if (info.boot, info.pid_namespace) != (mine.boot, mine.pid_namespace):  # the number means nothing here
+                identity = f"{info.boot} {info.pid_namespace} {info.pid}"
+                pids.append(-1 - (zlib.crc32(identity.encode()) & 0x3FFFFFFF))
+                elsewhere[pids[-1]] = f"{info.hostname}:{info.pid}"
+            else:
+                pids.append(info.pid)
+        self._fd = -1
+        if elsewhere:
+            self._fd = os.memfd_create(ELSEWHERE)
+            os.write(self._fd, json.dumps(elsewhere).encode())
+        if world.size <= library.max_shm_ranks():
+            self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids)
+
+    def close(self) -> None:
+        """End it; twice is fine."""
+        if self.recorder is not None:
+            self.recorder.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _on_gpus(world: World, timeout_s: float) -> bool:
     """Whether NCCL is to be the engine: where the tensors are on GPUs, and of several hosts with one for every rank."""
-    if world.device or not several:
+    if world.device or len(world.hosts()) == 1:
         return world.device == "cuda"
     mine = torch.cuda.is_available() and world.local_rank < torch.cuda.device_count()
-    everyone = world.all_gather(str(int(mine)).encode(), timeout_s)
-    if b"0" in everyone:
+    if not all(world.exchange(mine, timeout_s)):
         return False
     torch.cuda.set_device(torch.cuda.current_device() or world.local_rank)
     return True
@@ -299,4 +334,4 @@ class _Closed:
 
     def __getattr__(self, name: str) -> Any:
         self._backend.check()
-        raise Closed("this communicator is closed")
+        raise Closed

@@ -1,4 +1,4 @@
-"""Who started the ranks, and how they find each other: one module per launcher.
+"""Who started the ranks, and how they find each other: one row for each launcher.
 
 local          `commlib run` and `commlib bench -n`
 torchrun       torchrun, or RANK and WORLD_SIZE set by hand
@@ -7,7 +7,7 @@ slurm          srun
 explicit       the program itself: rank, size and address of init()
 process_group  a torch process group that exists already: its store
 
-Ranks of one host meet at a unix socket (local_world.py, unix_rendezvous.py), others at a torch store (tcp.py,
+Ranks of one host meet at a unix socket (local_world.py, rendezvous_server.py), others at a torch store (tcp.py,
 store.py).
 """
 
@@ -16,34 +16,28 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from commlib import env
-from commlib.bootstrap import local, mpi, slurm, torchrun
-from commlib.bootstrap.explicit import ExplicitRank
-from commlib.bootstrap.launcher import first_number
-from commlib.bootstrap.store import ProcessGroupWorld
+from commlib.bootstrap import mpi
+from commlib.bootstrap.launchers import (
+    LOCAL,
+    SLURM,
+    TORCHRUN,
+    ExplicitRank,
+    Launcher,
+    ProcessGroupWorld,
+    explicit_rank,
+    first_number,
+)
 from commlib.bootstrap.world import SingleWorld, World
 from commlib.counts import counted
 from commlib.errors import Unsupported
 
-__all__ = ["BOOTSTRAPS", "SingleWorld", "World", "connect"]
-
-
-class Bootstrap(Protocol):
-    """What a launcher's module offers."""
-
-    START: str
-
-    def detect(self, environ: Mapping[str, str]) -> int | None:
-        """Return the world size the launcher announces, None without it, ValueError if it is half set."""
-
-    def connect(self, timeout_s: float) -> World:
-        """Join the other ranks."""
-
+__all__ = ["BOOTSTRAPS", "SingleWorld", "World", "connect", "explicit_rank"]
 
 # The innermost launcher comes first: `commlib run` inside torchrun inside mpiexec inside srun.
-BOOTSTRAPS: dict[str, Bootstrap] = {"local": local, "torchrun": torchrun, "mpi": mpi, "slurm": slurm}
+BOOTSTRAPS: dict[str, Launcher] = {"local": LOCAL, "torchrun": TORCHRUN, "mpi": mpi.MPI, "slurm": SLURM}
 
 
 def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
@@ -60,21 +54,21 @@ def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
     elif name != "single":
         _require(name, os.environ)
     world = SingleWorld() if name == "single" else BOOTSTRAPS[name].connect(timeout_s)
-    if name == "mpi" and world.size == 1 and mpi.detect(os.environ) is None and (outer := around()):
+    if name == "mpi" and world.size == 1 and BOOTSTRAPS["mpi"].detect(os.environ) is None and (outer := around()):
         world.close()
         raise Unsupported(
             f"bootstrap 'mpi': MPI knows one rank, but {outer[0]} started {counted(outer[1], 'rank')}; "
-            f"start them with `{mpi.START} …`, or leave bootstrap at 'auto'"
+            f"start them with `{mpi.MPI.start} …`, or leave bootstrap at 'auto'"
         )
     return world
 
 
 def find(environ: Mapping[str, str]) -> str:
     """Return the name of the innermost launcher that left its variables, or 'single'."""
-    for name, module in BOOTSTRAPS.items():
-        size = module.detect(environ)
+    for name, launcher in BOOTSTRAPS.items():
+        size = launcher.detect(environ)
         if size is not None:
-            if module is torchrun:
+            if name == "torchrun":
                 _refuse_contradiction(size, environ)
             return name
     return "single"
@@ -82,29 +76,30 @@ def find(environ: Mapping[str, str]) -> str:
 
 def around() -> tuple[str, int] | None:
     """Return the command that started several processes like this one, and how many."""
-    for name, module in BOOTSTRAPS.items():
+    for name, launcher in BOOTSTRAPS.items():
         if name == "torchrun" and not os.environ.get("TORCHELASTIC_RUN_ID"):
             continue  # a shell or a container may have its variables
         with suppress(ValueError):  # half set: no launcher's
-            if (size := module.detect(os.environ) or 1) > 1:
-                return module.START.split()[0], size
+            if (size := launcher.detect(os.environ) or 1) > 1:
+                return launcher.start.split()[0], size
     return None
 
 
 def _refuse_contradiction(size: int, environ: Mapping[str, str]) -> None:
     """Compare torchrun's variables, which may be set by hand, with those of mpiexec and srun, if these are set, too."""
-    for name, launcher, module in (("mpi", "mpiexec", mpi), ("slurm", "srun", slurm)):
+    for name in ("mpi", "slurm"):
         if name == "slurm" and environ.get("TORCHELASTIC_RUN_ID"):
             continue  # one agent of torchrun for each task
-        announced = module.detect(environ)
+        outer = BOOTSTRAPS[name]
+        command, announced = outer.start.split()[0], outer.detect(environ)
         if announced is None or (name == "slurm" and size > announced and size % announced == 0):  # each task spawns
             continue
         ranks = counted(size, "rank")
-        wrong = f"torchrun announces {ranks}, {launcher} {announced}"
+        wrong = f"torchrun announces {ranks}, {command} {announced}"
         if announced == size:
-            if first_number(environ, *module.RANKS) == first_number(environ, "RANK"):
+            if first_number(environ, *outer.ranks) == first_number(environ, "RANK"):
                 continue
-            wrong = f"torchrun and {launcher} announce {ranks} each, but give this process different numbers"
+            wrong = f"torchrun and {command} announce {ranks} each, but give this process different numbers"
         raise ValueError(f"ambiguous environment: {wrong}; set COMMLIB_BOOTSTRAP=torchrun or COMMLIB_BOOTSTRAP={name}")
 
 
@@ -116,7 +111,7 @@ def _require(name: str, environ: Mapping[str, str]) -> None:
     if BOOTSTRAPS[name].detect(environ) is None and name != "mpi":
         raise ValueError(
             f"bootstrap is {name!r}, but its variables are not set; start the ranks with "
-            f"`{BOOTSTRAPS[name].START} …`, or leave bootstrap at 'auto'"
+            f"`{BOOTSTRAPS[name].start} …`, or leave bootstrap at 'auto'"
         )
 
 

@@ -12,22 +12,20 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from commlib.bootstrap.launcher import Identity, announced, first_number
+from commlib.bootstrap.launchers import Launcher, announced, first_number
 from commlib.bootstrap.local_world import meet
+from commlib.bootstrap.rendezvous_server import Place
 from commlib.bootstrap.tcp import connect_store, host_address, serve
-from commlib.bootstrap.unix_rendezvous import Place
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import Identity, World
 from commlib.counts import counted
 from commlib.debug.starting import Waiting
 from commlib.errors import CommTimeout, Unsupported
 
-START = "mpiexec -n N"
 LAUNCHERS = {
     "Open MPI's mpiexec": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     "MVAPICH's mpiexec": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     "mpiexec": ("PMI_RANK", "PMI_SIZE"),
 }
-RANKS = tuple(rank for rank, _ in LAUNCHERS.values())
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 PAUSE_S = 0.001
@@ -35,7 +33,6 @@ MEETING_BYTES = 256
 
 
 def detect(environ: Mapping[str, str]) -> int | None:
-    """Return the number of ranks mpiexec announces, None without it."""
     for launcher, (rank, size) in LAUNCHERS.items():
         total = announced(environ, launcher, rank, size)
         # srun sets PMI's variables for every task, MPI program or not.
@@ -126,3 +123,6 @@ def _abort_on_uncaught(mpi: Any) -> None:
             mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
+
+
+MPI = Launcher("mpiexec -n N", detect, connect, tuple(rank for rank, _ in LAUNCHERS.values()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import os
 import secrets
 import socket
 import time
@@ -14,10 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from commlib import env
-from commlib.bootstrap.launcher import Identity, first_number
-from commlib.bootstrap.neighbours import local_rank
-from commlib.bootstrap.process_info import ProcessInfo, ProcessWatch, process_info
-from commlib.bootstrap.world import World, named, two_processes
+from commlib.bootstrap.world import Identity, ProcessInfo, ProcessWatch, World, named, process_info, two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.worker import Worker
@@ -72,9 +68,9 @@ class StoreWorld(World):
             with contextlib.suppress(_Moved):
                 everyone = self.all_gather(mine, round(max(deadline - time.monotonic(), 0.1), 1))
         self._key = hmac.digest(self._key, b"".join(everyone), HASH)  # of this world only
-        infos = [ProcessInfo.read(text[TOKEN_BYTES:]) for text in everyone]
-        self._watch = ProcessWatch(self.rank, infos)
-        self.local_rank = local_rank(self.rank, infos) if who.local_rank is None else who.local_rank
+        self.infos = [ProcessInfo.read(text[TOKEN_BYTES:]) for text in everyone]
+        self._watch = ProcessWatch(self.rank, self.infos)
+        self.local_rank = self.count_local_rank() if who.local_rank is None else who.local_rank
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         self._round += 1
@@ -109,7 +105,6 @@ class StoreWorld(World):
         self._worker.close(CommError(f"rank {self.rank}: this world is closed"))
 
     def _name_world(self) -> str:
-        """Name a new world, which the other ranks join."""
         name = secrets.token_hex(8)
         before = self._ask(lambda: self._base.compare_set("world", "", name)).decode()
         if before != name:  # rank 0 of before has another communicator open, or was killed, or is one of another job
@@ -157,7 +152,6 @@ class StoreWorld(World):
             self._refuse(two_processes(rank, info.pid, self._info.pid, self.name))
 
     def _refuse(self, why: str) -> NoReturn:
-        """Raise on this rank, and on all others of the world."""
         self._ask(partial(self._store.set, "refused", why))
         if self._serves:
             time.sleep(2 * CHECK_S)  # for the others to read it
@@ -254,16 +248,6 @@ class StoreWorld(World):
                 f"rank {self.rank}: the store behind {self.name} is gone: its launcher or rank 0 ended "
                 f"({first_line(error)})"
             ) from None
-
-
-class ProcessGroupWorld(StoreWorld):
-    """The ranks of a torch process group that the program made: over its store, as a late collective breaks a group."""
-
-    def __init__(self, group: Any, timeout_s: float = 300.0) -> None:
-        self.group = group
-        who = Identity(group.rank(), group.size(), first_number(os.environ, "LOCAL_RANK"))
-        super().__init__("process_group", group.get_group_store(), who, timeout_s)
-        self.store = self._store
 
 
 def address_of(rank: int, store: Any) -> str:

@@ -14,11 +14,10 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.local_world import meet
+from commlib.bootstrap.rendezvous_server import Place
 from commlib.bootstrap.store import ANSWER_S, StoreWorld, first_line
-from commlib.bootstrap.unix_rendezvous import Place
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import Identity, World
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout
 from commlib.worker import Worker

@@ -1,10 +1,75 @@
-"""World: who the ranks are, and a byte-level exchange between them that never waits for ever."""
+"""World: who the ranks are, which processes, and where; and an exchange between them that never waits for ever."""
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import socket
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from commlib import env
 from commlib.errors import CommTimeout
+
+
+class Identity(NamedTuple):
+    """Who a launcher says this process is: its rank, how many there are, and its number on this host."""
+
+    rank: int
+    size: int
+    local_rank: int | None = None
+
+
+class ProcessInfo(NamedTuple):
+    """Where a process runs; its number means something to processes of the same `place` only."""
+
+    boot: str  # id of the booted kernel
+    hostname: str  # COMMLIB_HOST, else the host's name: containers of one host share `boot`, but not its devices
+    pid_namespace: str
+    user: int
+    host: str  # COMMLIB_HOST
+    pid: int
+
+    @classmethod
+    def read(cls, text: str | bytes) -> ProcessInfo:
+        return cls(*json.loads(text))
+
+    def encode(self) -> bytes:
+        return json.dumps(self).encode()
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """What processes that see each other have in common."""
+        return self[:3]
+
+    def is_running(self) -> bool:
+        """Whether this process, which must be of our place, has not ended; a process without a parent's wait has."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except (ProcessLookupError, PermissionError):
+            return False
+        try:
+            return not _has_exited(pidfd)
+        finally:
+            os.close(pidfd)
+
+
+def process_info() -> ProcessInfo:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    pid_namespace = str(Path("/proc/self/ns/pid").readlink())
+    host = env.HOST.get()
+    return ProcessInfo(boot, host or socket.gethostname(), pid_namespace, os.geteuid(), host, os.getpid())
+
+
+class Host(NamedTuple):
+    """Ranks that can share memory: processes of one user on one booted kernel, which see each other."""
+
+    name: str
+    space: str  # what separates it from other hosts of that name
+    ranks: list[int]
 
 
 class World(ABC):
@@ -14,6 +79,7 @@ class World(ABC):
     rank: int
     size: int
     local_rank: int
+    infos: Sequence[ProcessInfo]  # of each rank
     address = ""  # at which the ranks of other hosts reach this one, where that is known
     device = ""  # the kind of the tensors' device, where that is settled
 
@@ -24,12 +90,36 @@ class World(ABC):
     def broadcast(self, data: bytes, src: int, timeout_s: float) -> bytes:
         return self.all_gather(data if self.rank == src else b"", timeout_s)[src]
 
+    def exchange(self, value: Any, timeout_s: float) -> list[Any]:
+        """Return every rank's value, which JSON can hold."""
+        return [json.loads(data) for data in self.all_gather(json.dumps(value).encode(), timeout_s)]
+
+    def failures(self, failure: str, timeout_s: float) -> list[str]:
+        """Return what failed on which ranks, so that all of them fail together; `failure` is this rank's, if any."""
+        return [f"rank {rank}: {text}" for rank, text in enumerate(self.exchange(failure, timeout_s)) if text]
+
     def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
         """Return the error of an exchange that `who` did not come to."""
         return CommTimeout(
             f"rank {self.rank} waited {timeout_s:g} s in init() for {who} ({self.name}, exchange {exchange}); "
             "raise timeout_s if starting takes longer"
         )
+
+    def hosts(self) -> list[Host]:
+        """Return the hosts, in the order of their first ranks.
+
+        Where COMMLIB_HOST is set, only ranks with the same name are on one host.
+        """
+        hosts: dict[tuple[object, ...], Host] = {}
+        for rank, info in enumerate(self.infos):
+            host = Host(info.hostname, f"user {info.user}, {info.pid_namespace}, boot {info.boot}", [])
+            hosts.setdefault((info.boot, info.pid_namespace, info.user, info.host), host).ranks.append(rank)
+        return list(hosts.values())
+
+    def count_local_rank(self) -> int:
+        """Return how many of the ranks before this one are on its host."""
+        hosts = [(info.boot, info.hostname) for info in self.infos]
+        return hosts[: self.rank].count(hosts[self.rank])
 
     def close(self) -> None:
         """Release what the exchange holds; calling it twice is fine."""
@@ -43,6 +133,9 @@ class SingleWorld(World):
     size = 1
     local_rank = 0
 
+    def __init__(self) -> None:
+        self.infos = [process_info()]
+
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         return [data]
 
@@ -52,8 +145,46 @@ def named(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
+def hosts_text(hosts: Sequence[Host]) -> str:
+    distinct = len({host.name for host in hosts}) == len(hosts)
+    return "; ".join(f"{named(host.ranks)} on {host.name}" + f" ({host.space})" * (not distinct) for host in hosts)
+
+
 def two_processes(rank: int, first: int, second: int, where: str) -> str:
     return (
         f"processes {first} and {second} both are rank {rank} ({where}): two jobs meet at one address, or two ranks "
         f"have one number; give each job another address, and each rank another number"
     )
+
+
+class ProcessWatch:
+    """Watches the ranks of this host through pidfds, which also see a dead process that nobody has waited for."""
+
+    def __init__(self, rank: int, infos: Sequence[ProcessInfo]) -> None:
+        self._pidfds: dict[int, int | None] = {}  # None: it died before we opened it
+        for peer, info in enumerate(infos):
+            if peer != rank and info.place == infos[rank].place:
+                try:
+                    self._pidfds[peer] = os.pidfd_open(info.pid)
+                except ProcessLookupError:
+                    self._pidfds[peer] = None
+                except PermissionError:
+                    continue
+
+    def dead(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of `ranks` that are known to have died; ranks of other hosts never are."""
+        return [rank for rank in ranks if rank in self._pidfds and _has_exited(self._pidfds[rank])]
+
+    def close(self) -> None:
+        for pidfd in self._pidfds.values():
+            if pidfd is not None:
+                os.close(pidfd)
+        self._pidfds.clear()
+
+
+def _has_exited(pidfd: int | None) -> bool:
+    if pidfd is None:
+        return True
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

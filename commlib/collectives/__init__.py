@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from commlib.backends.base import Backend
@@ -21,12 +19,10 @@ from commlib.collectives import (
     send_recv,
 )
 from commlib.collectives.plugins import Tables
-from commlib.collectives.python_calls import python_calls
 from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.torch_calls import python_calls
+from commlib.native import library
 from commlib.redops import REDOPS
-
-if TYPE_CHECKING:
-    from commlib._native import Calls
 
 COLLECTIVES = Tables(
     (
@@ -48,7 +44,7 @@ COLLECTIVES = Tables(
 )
 
 
-def calls_of(backend: Backend) -> Calls:
+def calls_of(backend: Backend) -> library.Calls:
     """Return what the communicator calls: native code, or the Python halves of the backend's algorithms."""
     return backend.calls() if backend.native else python_calls(backend, COLLECTIVES)
 

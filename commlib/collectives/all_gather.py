@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
-from commlib.collectives.nccl_calls import refuses_old_nccl
-from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
-from commlib.collectives.variants import engines, lines, moved_chunks, packets, tiles
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int] | None = None) -> None:
@@ -42,7 +39,7 @@ def block_of(whole: torch.Tensor, sizes: Sequence[int], rank: int) -> torch.Tens
 
 
 _ALGORITHMS = (
-    Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
+    Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl"),
     Algorithm("torch_direct", "torch", run=torch_direct),
@@ -53,18 +50,18 @@ ALL_GATHER = Collective(
     shapes=lambda call: (call.count, call.count * call.size),
     reference=lambda call, inputs, fold: torch.cat(list(inputs)),
     invoke=lambda comm, x, out, call: comm.all_gather_into_tensor(out, x),
-    size_count=lambda call: call.count * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (call.block(whole), whole),
     algorithms=(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl", arena=True),
-        Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=refuses_old_nccl),
-        Algorithm("engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=engines),
-        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=packets),
-        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=lines),
-        Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=TILES, variants=tiles),
-        PIPES_MOVE,
+        Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=rows.refuses_old_nccl),
+        Algorithm(
+            "engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=rows.engines
+        ),
+        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_gather", params=rows.PACKETS, variants=rows.packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_gather", params=rows.PACKETS, variants=rows.lines),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=rows.TILES, variants=rows.tiles),
+        rows.PIPES_MOVE,
     ),
 )
 
@@ -73,12 +70,10 @@ ALL_GATHERV = Collective(
     shapes=lambda call: (ragged(call)[call.rank], sum(ragged(call))),
     reference=lambda call, inputs, fold: torch.cat(list(inputs)),
     invoke=lambda comm, x, out, call: comm.all_gatherv(out, x, ragged(call)),
-    size_count=lambda call: sum(ragged(call)),
-    bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (block_of(whole, ragged(call), call.rank), whole),
     algorithms=(
         *_ALGORITHMS,
-        LINES_MOVE,
-        PIPES_MOVE,
+        rows.LINES_MOVE,
+        rows.PIPES_MOVE,
     ),
 )

@@ -9,66 +9,49 @@ import torch
 from torch.distributed import AllreduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.nccl_calls import (
-    refuses_before_hopper,
-    refuses_lamport,
-    refuses_nccl,
-    refuses_nccl_symmetric,
-)
-from commlib.collectives.params import CHUNKS, PACKETS, PIPES, TILES
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import (
-    chunks,
-    lines,
-    packets,
-    pipes,
-    tiles,
-    two_phases_of_lines,
-    two_phases_of_packets,
-    whole_packets,
-)
 
 
 def torch_direct(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Call the process group's all_reduce."""
     result = x if out is None else out.copy_(x)
     reduce_with(backend, result, redop, AllreduceOptions(), partial(backend.group.allreduce, [result]))
     return result
 
 
-_lamport = partial(Algorithm, backend="nccl", kernel="all_reduce", refuses=refuses_lamport, params=PACKETS)
+_lamport = partial(Algorithm, backend="nccl", kernel="all_reduce", refuses=rows.refuses_lamport, params=rows.PACKETS)
 
 ALL_REDUCE = Collective(
     name="all_reduce",
-    shapes=lambda call: (call.count, call.count),
     reference=lambda call, inputs, fold: fold(inputs, call.redop),
     invoke=lambda comm, x, out, call: comm.all_reduce(x, call.redop, out=None if out is x else out),
-    size_count=lambda call: call.count,
     bus_factor=lambda n: 2 * (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
-        Algorithm("shm_twoshot", "shm", params=CHUNKS, variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
+        Algorithm("shm_twoshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
-        Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
-        Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=refuses_nccl),
-        Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
-        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=packets),
-        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=lines),
-        Algorithm("lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=PACKETS, variants=two_phases_of_lines),
-        _lamport("lsa_lamport_oneshot", variants=whole_packets),
-        _lamport("lsa_lamport_twoshot", variants=two_phases_of_packets),
-        Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
-        Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
+        Algorithm("nccl_direct", "nccl", ordered=False, refuses=rows.refuses_nccl),
+        Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=rows.refuses_nccl),
+        Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=rows.refuses_nccl_symmetric),
+        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.lines),
+        Algorithm(
+            "lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.two_phases_of_lines
+        ),
+        _lamport("lsa_lamport_oneshot", variants=rows.whole_packets),
+        _lamport("lsa_lamport_twoshot", variants=rows.two_phases_of_packets),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=rows.TILES, variants=rows.tiles),
+        Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=rows.TILES, variants=rows.tiles),
         Algorithm(
             "lsa_pipe_twoshot",
             "nccl",
             kernel="all_reduce",
-            refuses=refuses_before_hopper,
-            params=PIPES,
-            variants=pipes,
+            refuses=rows.refuses_before_hopper,
+            params=rows.PIPES,
+            variants=rows.pipes,
         ),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),

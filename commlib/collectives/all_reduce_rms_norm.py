@@ -12,14 +12,41 @@ from torch import Tensor
 
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.all_reduce import ALL_REDUCE
-from commlib.collectives.norms import normalised, quantised
-from commlib.collectives.params import CHUNKS, ROW_TILES, ROWS
+from commlib.collectives.rows import CHUNKS, ROW_TILES, ROWS, chunks, clusters, row_tiles, rows
 from commlib.collectives.spec import MAX_SMS, Algorithm, Call, Collective, Fold
-from commlib.collectives.variants import chunks, clusters, row_tiles, rows
 
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+COMPUTED_SCALES = ("fp8_token", "fp8_group")  # computed by the call
+GROUP = 128  # columns that share a scale in "fp8_group"
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDTH = 8192  # of rows that tests and bench make
 COLUMNS = 8  # rows are multiples of so many
+
+
+def normalised(h: Tensor, weight: Tensor, eps: float, weight_bias: float, bias: Tensor | None, center: bool) -> Tensor:
+    """Return the norm of rows in float32, or in float64 of float64."""
+    rows = h if h.dtype == torch.float64 else h.float()
+    if center:
+        rows = rows - rows.mean(-1, keepdim=True)
+    y = rows * (1 / (rows.square().mean(-1, keepdim=True) + eps).sqrt()) * (weight.to(rows.dtype) + weight_bias)
+    return y if bias is None else y + bias.to(rows.dtype)
+
+
+def scale_shape(x: Tensor, quant: str) -> list[int]:
+    """Return the shape of the scales that a call finds."""
+    return [*x.shape[:-1], 1 if quant == "fp8_token" else x.shape[-1] // GROUP]
+
+
+def quantised(y: Tensor, quant: str, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return float32 rows as 8-bit floats, and the scales that give them back."""
+    if scale is None:
+        scale = (y if quant == "fp8_token" else y.unflatten(-1, (-1, GROUP))).abs().amax(-1) / FP8_MAX
+        scale = scale.view(scale_shape(y, quant))
+    factor = torch.where(scale > 0, 1 / scale, 0.0)
+    if quant == "fp8_group":
+        factor = factor.repeat_interleave(GROUP, -1)
+    return (y * factor).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
 def torch_composed(  # noqa: PLR0913, PLR0917 - the arguments of the native call
@@ -55,7 +82,6 @@ def torch_composed(  # noqa: PLR0913, PLR0917 - the arguments of the native call
 
 
 def refuses(dtype: torch.dtype, redop: str, size: int) -> str | None:
-    """Why there is no norm of this, or None."""
     return None if dtype in TYPES and redop == "sum" else "norms are of sums of float32, float16 or bfloat16"
 
 
@@ -90,10 +116,8 @@ _rows = partial(Algorithm, backend="nccl", kernel="all_reduce_rms_norm", refuses
 
 ALL_REDUCE_RMS_NORM = Collective(
     name="all_reduce_rms_norm",
-    shapes=lambda call: (call.count, call.count),
     reference=_reference,
     invoke=_invoke,
-    size_count=lambda call: call.count,
     bus_factor=ALL_REDUCE.bus_factor,
     reduces=True,
     of_rows=True,

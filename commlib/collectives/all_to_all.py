@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
-from commlib.collectives.params import MOVED_CHUNKS, TILES
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import refuses_lonely
-from commlib.collectives.variants import engines, moved_chunks, tiles
 from commlib.counts import counted
 
 
@@ -22,7 +20,6 @@ def torch_direct(
     out_splits: Sequence[int] | None = None,
     in_splits: Sequence[int] | None = None,
 ) -> None:
-    """Call the process group's all_to_all_single."""
     from_each: list[int] = []
     to_each: list[int] = []
     if out_splits is not None or in_splits is not None:
@@ -37,9 +34,9 @@ def torch_direct(
 
 def _blocks(x: torch.Tensor, splits: Sequence[int] | None, size: int) -> list[int]:
     """Return the bytes of each block of a tensor: splits are rows of the first dimension, equal without them."""
-    rows = len(x) if x.dim() else 1
-    lengths = [rows // size] * size if splits is None else splits
-    return [int(n) * x.nbytes // max(rows, 1) for n in lengths]
+    length = len(x) if x.dim() else 1
+    lengths = [length // size] * size if splits is None else splits
+    return [int(n) * x.nbytes // max(length, 1) for n in lengths]
 
 
 def _agree(backend: TorchBackend, from_each: Sequence[int], to_each: Sequence[int], unit: int) -> None:
@@ -82,16 +79,14 @@ ALL_TO_ALL = Collective(
     shapes=lambda call: (call.count * call.size, call.count * call.size),
     reference=lambda call, inputs, fold: torch.cat([call.block(x) for x in inputs]),
     invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x),
-    size_count=lambda call: call.count * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl", in_place=False),
-        LINES_MOVE,
-        Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=TILES, variants=tiles),
-        PIPES_MOVE,
+        rows.LINES_MOVE,
+        Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=rows.TILES, variants=rows.tiles),
+        rows.PIPES_MOVE,
         Algorithm(
             "engine_pull",
             "nccl",
@@ -99,7 +94,7 @@ ALL_TO_ALL = Collective(
             kernel="all_gather",
             in_place=False,
             engine=True,
-            variants=engines,
+            variants=rows.engines,
         ),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
@@ -111,11 +106,10 @@ ALL_TO_ALLV = Collective(
     reference=lambda call, inputs, fold: _received(call, list(inputs)),
     invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x, _out_splits(call), _in_splits(call)),
     size_count=lambda call: max(max(row) for row in split_table(call)) * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
         Algorithm("nccl_direct", "nccl"),
-        PIPES_MOVE,
+        rows.PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )

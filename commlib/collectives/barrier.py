@@ -5,12 +5,11 @@ from __future__ import annotations
 from torch.distributed import BarrierOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.params import PACKETS
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Collective
 
 
 def torch_direct(backend: TorchBackend) -> None:
-    """Call the process group's barrier."""
     options = backend.options(BarrierOptions())
     if backend.device.type == "cuda":
         options.device_ids = [backend.device.index]
@@ -22,12 +21,11 @@ BARRIER = Collective(
     shapes=lambda call: (0, 0),
     reference=lambda call, inputs, fold: None,
     invoke=lambda comm, x, out, call: comm.barrier(),
-    size_count=lambda call: 0,
     bus_factor=lambda n: 0.0,
     algorithms=(
         Algorithm("shm_oneshot", "shm"),
         Algorithm("nccl_direct", "nccl"),
-        Algorithm("lsa_ll_exchange", "nccl", kernel="barrier", params=PACKETS),
+        Algorithm("lsa_ll_exchange", "nccl", kernel="barrier", params=rows.PACKETS),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -6,14 +6,11 @@ import torch
 from torch.distributed import GatherOptions
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
-from commlib.collectives.params import CHUNKS
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
-from commlib.collectives.variants import chunks
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tensor, dst: int) -> None:
-    """Call the process group's gather."""
     if x.numel() == 0:
         return
     block = as_bytes(x).clone()
@@ -34,15 +31,13 @@ GATHER = Collective(
     shapes=lambda call: (call.count, call.count * call.size if call.rank == call.root else 0),
     reference=lambda call, inputs, fold: torch.cat(list(inputs)) if call.rank == call.root else None,
     invoke=lambda comm, x, out, call: comm.gather(x, call.root, out=out if comm.rank == call.root else None),
-    size_count=lambda call: call.count * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     rooted=True,
     in_place=_in_place,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("nccl_direct", "nccl"),
-        LINES_MOVE,
-        PIPES_MOVE,
+        rows.LINES_MOVE,
+        rows.PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -12,17 +12,15 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from commlib import env
+from commlib.bootstrap.world import World
 from commlib.build.cache import COMPILER_S
 from commlib.build.plugin_code import load_plugin
 from commlib.build.sources import load_module
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.errors import BuildFailed, one_line
-
-if TYPE_CHECKING:
-    from commlib.bootstrap.world import World
 
 GROUP = "commlib.plugins"
 FFI_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # csrc/ffi/kernel.cc knows their sizes
@@ -78,7 +76,6 @@ class Tables(Mapping[str, Collective]):
                 self._tables[op] = replace(self._tables[op], algorithms=(*self._tables[op].algorithms, *rows))
 
     def check(self) -> None:
-        """Raise what is wrong with a plugin."""
         for fault in self.faults:
             raise ValueError(fault)
 
@@ -137,7 +134,6 @@ def _placed(path: Path, op: str, rows: Any, tables: Mapping[str, Collective]) ->
 
 
 def _fault(op: str, row: Algorithm) -> str | None:
-    """Say why a plugin cannot have such a row, or None."""
     if row.backend not in ("nccl", "shm", "torch"):
         return f"there is no backend {row.backend!r}; there are nccl, shm and torch"
     if not row.name.isidentifier():
@@ -176,9 +172,8 @@ def load_natives(collectives: Tables, backend: str, world: World, timeout_s: flo
     failure = world.broadcast(failure.encode(), 0, max(timeout_s, COMPILER_S)).decode()
     if not failure and world.rank != 0:
         failure = _load(rows)
-    for rank, of_rank in enumerate(world.all_gather(failure.encode(), timeout_s)):
-        if of_rank:
-            raise BuildFailed(f"rank {rank}: {of_rank.decode()}")
+    for failed in world.failures(failure, timeout_s):
+        raise BuildFailed(failed)
 
 
 def _load(rows: Iterable[tuple[str, Algorithm]]) -> str:

@@ -9,12 +9,9 @@ import torch
 from torch.distributed import ReduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.exchanges import LINES_REDUCE, PIPES_REDUCE
-from commlib.collectives.nccl_calls import refuses_nccl
-from commlib.collectives.params import CHUNKS
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tensor, dst: int, redop: Any) -> None:
@@ -30,19 +27,17 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tenso
 
 REDUCE = Collective(
     name="reduce",
-    shapes=lambda call: (call.count, call.count),
     reference=lambda call, inputs, fold: fold(inputs, call.redop) if call.rank == call.root else None,
     invoke=lambda comm, x, out, call: comm.reduce(x, call.root, call.redop, out=None if out is x else out),
-    size_count=lambda call: call.count,
     bus_factor=lambda n: 1.0,
     reduces=True,
     rooted=True,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
-        Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
-        LINES_REDUCE,
-        PIPES_REDUCE,
+        Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
+        Algorithm("nccl_direct", "nccl", ordered=False, refuses=rows.refuses_nccl),
+        rows.LINES_REDUCE,
+        rows.PIPES_REDUCE,
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),
 )

@@ -9,13 +9,10 @@ import torch
 from torch.distributed import AllreduceOptions, ReduceScatterOptions
 
 from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives import rows
 from commlib.collectives.all_gather import block_of, ragged
-from commlib.collectives.exchanges import LINES_REDUCE, PIPES_REDUCE
-from commlib.collectives.nccl_calls import refuses_lamport, refuses_nccl, refuses_nccl_symmetric
-from commlib.collectives.params import CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks, lines, packets, tiles, whole_packets
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arguments: Any) -> None:
@@ -36,9 +33,9 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arg
 
 
 _ALGORITHMS = (
-    Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
+    Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
-    Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
+    Algorithm("nccl_direct", "nccl", ordered=False, refuses=rows.refuses_nccl),
     Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
 )
 
@@ -47,26 +44,24 @@ REDUCE_SCATTER = Collective(
     shapes=lambda call: (call.count * call.size, call.count),
     reference=lambda call, inputs, fold: fold([call.block(x) for x in inputs], call.redop),
     invoke=lambda comm, x, out, call: comm.reduce_scatter_tensor(out, x, call.redop),
-    size_count=lambda call: call.count * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, call.block(whole)),
     algorithms=(
         *_ALGORITHMS,
-        Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=refuses_nccl),
-        Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
-        Algorithm("lsa_ll_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=packets),
-        Algorithm("lsa_ll128_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=lines),
+        Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=rows.refuses_nccl),
+        Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=rows.refuses_nccl_symmetric),
+        Algorithm("lsa_ll_oneshot", "nccl", kernel="reduce_scatter", params=rows.PACKETS, variants=rows.packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", kernel="reduce_scatter", params=rows.PACKETS, variants=rows.lines),
         Algorithm(
             "lsa_lamport_oneshot",
             "nccl",
             kernel="reduce_scatter",
-            refuses=refuses_lamport,
-            params=PACKETS,
-            variants=whole_packets,
+            refuses=rows.refuses_lamport,
+            params=rows.PACKETS,
+            variants=rows.whole_packets,
         ),
-        Algorithm("lsa_oneshot", "nccl", kernel="reduce_scatter", params=TILES, variants=tiles),
-        PIPES_REDUCE,
+        Algorithm("lsa_oneshot", "nccl", kernel="reduce_scatter", params=rows.TILES, variants=rows.tiles),
+        rows.PIPES_REDUCE,
     ),
 )
 
@@ -76,9 +71,7 @@ REDUCE_SCATTERV = Collective(
     shapes=lambda call: (sum(ragged(call)), ragged(call)[call.rank]),
     reference=lambda call, inputs, fold: fold([block_of(x, ragged(call), call.rank) for x in inputs], call.redop),
     invoke=lambda comm, x, out, call: comm.reduce_scatterv(out, x, ragged(call), call.redop),
-    size_count=lambda call: sum(ragged(call)),
-    bus_factor=lambda n: (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, block_of(whole, ragged(call), call.rank)),
-    algorithms=(*_ALGORITHMS, LINES_REDUCE, PIPES_REDUCE),
+    algorithms=(*_ALGORITHMS, rows.LINES_REDUCE, rows.PIPES_REDUCE),
 )

@@ -6,14 +6,11 @@ import torch
 from torch.distributed import ScatterOptions
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
-from commlib.collectives.params import MOVED_CHUNKS
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
-from commlib.collectives.variants import moved_chunks
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor | None, src: int) -> None:
-    """Call the process group's scatter."""
     if out.numel() == 0:
         return
     block = torch.empty_like(as_bytes(out))
@@ -33,15 +30,13 @@ SCATTER = Collective(
     shapes=lambda call: (call.count * call.size if call.rank == call.root else 0, call.count),
     reference=lambda call, inputs, fold: call.block(inputs[call.root]),
     invoke=lambda comm, x, out, call: comm.scatter(x if comm.rank == call.root else None, call.root, out=out),
-    size_count=lambda call: call.count * call.size,
-    bus_factor=lambda n: (n - 1) / n,
     rooted=True,
     in_place=_in_place,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
+        Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
         Algorithm("nccl_direct", "nccl"),
-        LINES_MOVE,
-        PIPES_MOVE,
+        rows.LINES_MOVE,
+        rows.PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -9,11 +9,9 @@ from typing import Any, TypeAlias
 import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
-from commlib.collectives.exchanges import PIPES_MOVE
-from commlib.collectives.params import PULL
+from commlib.collectives import rows
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import refuses_lonely
-from commlib.collectives.variants import pulled
 
 Message: TypeAlias = "torch.Tensor | None"
 
@@ -35,15 +33,14 @@ def _pass_on(comm: Any, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
 
 SEND_RECV = Collective(
     name="send_recv",
-    shapes=lambda call: (call.count, call.count),
     reference=lambda call, inputs, fold: inputs[(call.rank - 1) % call.size],
     invoke=_pass_on,
-    size_count=lambda call: call.count,
+    size_count=lambda call: call.count,  # of one message, however many a window has
     bus_factor=lambda n: 1.0,
     algorithms=(
-        Algorithm("shm_mailbox", "shm", params=(PULL,), variants=pulled),
+        Algorithm("shm_mailbox", "shm", params=(rows.PULL,), variants=rows.pulled),
         Algorithm("nccl_direct", "nccl", refuses=refuses_lonely),
-        PIPES_MOVE,
+        rows.PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )

@@ -1,7 +1,7 @@
 """What each native call takes: the one table of names, types, and of what is read and written.
 
 torch.compile's operators, COMMLIB_GUARD, COMMLIB_LOG and the choice of a plan are made from it, and a test compares it
-with `_native.pyi`, which in turn is compared with the library. `max_sms` may follow the parameters.
+with the native library. `max_sms` may follow the parameters.
 """
 
 from __future__ import annotations

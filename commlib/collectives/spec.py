@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -92,7 +92,6 @@ class Algorithm:
         return f"collectives/{self.kernel}/{self.name}.cu" if self.kernel else ""
 
     def fault_of(self, params: Mapping[str, int]) -> str | None:
-        """Say why a plan cannot give it such parameters, or None."""
         known = {param.name: param for param in self.params}
         if unknown := sorted(set(params) - set(known)):
             return f"unknown params {unknown}; {self.name} knows {' and '.join(known) or 'none'}"
@@ -128,16 +127,15 @@ class Collective:
     where it receives nothing. `invoke(comm, x, out, call)` makes the public call of a Communicator, which stands above
     this layer. `in_place(call, whole)` cuts (input, output) out of one buffer; None where that has no meaning.
     `of_rows`: kernels end with what is done to each row of the sum. A count near c is a multiple of `unit(c)`. Outputs
-    may be `close` to the reference, as a share of it, where their bits may differ.
+    may be `close` to the reference, as a share of it, where their bits may differ. The size of a call is that of
+    `size_count(call)` elements, else of the larger tensor of a root; a rank moves `bus_factor(ranks)` times as much.
     """
 
     name: str
-    shapes: Callable[[Call], tuple[int, int]]
     reference: Callable[[Call, Sequence[torch.Tensor], Fold], torch.Tensor | None]
     invoke: Callable[[Any, torch.Tensor, torch.Tensor, Call], object]
-    size_count: Callable[[Call], int]
-    bus_factor: Callable[[int], float]
     algorithms: tuple[Algorithm, ...]
+    shapes: Callable[[Call], tuple[int, int]] = lambda call: (call.count, call.count)
     reduces: bool = False
     rooted: bool = False
     in_place: Callable[[Call, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -145,13 +143,13 @@ class Collective:
     unit: Callable[[int], int] = lambda count: 1
     of_rows: bool = False
     close: Callable[[torch.dtype], float] | None = None
+    size_count: Callable[[Call], int] | None = None
+    bus_factor: Callable[[int], float] = lambda n: (n - 1) / n
 
     def rows(self, backend: str) -> dict[str, Algorithm]:
-        """Return the algorithms of a backend by name."""
         return {a.name: a for a in self.algorithms if a.backend == backend}
 
     def algorithm(self, name: str) -> Algorithm:
-        """Return the algorithm of that name."""
         for algorithm in self.algorithms:
             if algorithm.name == name:
                 return algorithm
@@ -174,4 +172,8 @@ class Collective:
 
     def num_bytes(self, call: Call) -> int:
         """Return the size nccl-tests and the plan use for this call."""
-        return self.size_count(call) * call.dtype.itemsize
+        return self.total_count(call) * call.dtype.itemsize
+
+    def total_count(self, call: Call) -> int:
+        """Return the elements of that size."""
+        return max(self.shapes(replace(call, rank=call.root))) if self.size_count is None else self.size_count(call)

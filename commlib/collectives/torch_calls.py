@@ -1,14 +1,21 @@
-"""What the torch_direct algorithms share: element types an engine lacks, and reductions it lacks."""
+"""Collectives by a torch process group: the same calls as `_native.Calls`, made of the algorithms' halves in Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 
+from commlib.backends.base import Backend
 from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives.reference import NARROW_INTEGERS
+from commlib.collectives.signatures import SIGNATURES, kind_of
+from commlib.collectives.spec import Collective
 from commlib.errors import Unsupported
+from commlib.native import library
 from commlib.redops import TORCH_OPS, redop_name
 
 REDUCIBLE = frozenset(
@@ -26,7 +33,6 @@ REDUCIBLE = frozenset(
 
 
 def refuses_reduction(dtype: torch.dtype, redop: str, size: int) -> str | None:
-    """Why torch.distributed cannot reduce this, or None."""
     if dtype not in REDUCIBLE:
         return f"torch.distributed does not reduce {dtype}"
     if redop in ("band", "bor", "bxor") and dtype.is_floating_point:
@@ -56,3 +62,64 @@ def reduce_with(
             result.div_(backend.size)
         else:
             result.div_(backend.size, rounding_mode="trunc")
+
+
+def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> library.Calls:
+    """Return calls that check their arguments as native ones do, then run what the plan names."""
+    index = -1 if backend.device.type == "cpu" else backend.device.index
+    reducing = " ".join(name for name, collective in collectives.items() if collective.reduces)
+    rooted = " ".join(name for name, collective in collectives.items() if collective.rooted)
+    checks = library.open_checks(backend.rank, backend.size, index, backend.recorder, reducing, rooted)
+    runs = {name: _implementation(backend, collective) for name, collective in collectives.items()}
+    message, reduce = runs.pop("send_recv"), runs["all_reduce"]
+    runs |= {
+        "send": lambda x, dst: message(x, dst, None, -1),
+        "recv": lambda x, src: message(None, -1, x, src),
+        "send_recv": message,
+        "all_reduce_epilogue": lambda epilogue, x, tensors, numbers, sums: reduce(sums, "sum", None),
+    }
+    calls = {name: _call(backend, name, run, checks) for name, run in runs.items()}
+    others = {"enqueue_barrier": calls["barrier"], "keep_versions": checks.keep_versions}
+    return cast("library.Calls", SimpleNamespace(**calls, checks=checks, **others))
+
+
+def _implementation(backend: Backend, collective: Collective) -> Callable[..., Any]:
+    rows = collective.rows(backend.name).values()
+    runs = {row.name: partial(row.run, backend) for row in rows if row.run is not None}
+
+    def run(*arguments: Any) -> Any:
+        return runs[backend.choose(collective.name, *kind_of(collective.name, arguments, backend.size))](*arguments)
+
+    chosen = next(iter(runs.values())) if len(runs) == 1 else run
+    op = SIGNATURES[collective.name].place("op")
+    return chosen if op < 0 else partial(_reduced, chosen, op, SIGNATURES[collective.name].place("out"))
+
+
+def _reduced(run: Callable[..., Any], op: int, out: int, *arguments: Any) -> Any:
+    """Run a reduction; an average of small integers in 32 bits, as their sums may not fit."""
+    tensors = {at: x for at, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
+    kind = next(iter(tensors.values())).dtype
+    if kind not in NARROW_INTEGERS or redop_name(arguments[op]) != "avg":
+        return run(*arguments)
+    wide = [x.int() if at in tensors else x for at, x in enumerate(arguments)]
+    result = run(*wide)
+    written = out if out in tensors else next(iter(tensors))
+    with torch.inference_mode():
+        tensors[written].copy_(wide[written])
+    return None if result is None else tensors[written]
+
+
+def _call(backend: Backend, name: str, run: Callable[..., Any], checks: library.Calls) -> Callable[..., Any]:
+    check = getattr(checks, name)
+    leave = backend.recorder.leave if backend.recorder is not None else lambda: None
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # what stands for the check in a graph makes the call
+            return getattr(checks, name)(*arguments)
+        check(*arguments)  # from here on it is in the record
+        try:
+            return backend.run(name, partial(run, *arguments))
+        finally:
+            leave()
+
+    return call

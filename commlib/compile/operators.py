@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape
+from commlib.collectives.all_reduce_rms_norm import COMPUTED_SCALES, FP8, scale_shape
 from commlib.collectives.signatures import SIGNATURES
 from commlib.core.dispatch import Dispatching
 from commlib.errors import Closed

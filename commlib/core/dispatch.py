@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, cast
 from weakref import ref
 
 import torch
@@ -18,13 +18,10 @@ from commlib import env
 from commlib.collectives.signatures import SIGNATURES
 from commlib.core.work import COLLECTIVE_CALLS, StreamExecutor, ThreadExecutor, Work
 from commlib.errors import Closed
+from commlib.native import library
 from commlib.plan.rules import SPARING
 
-if TYPE_CHECKING:
-    from commlib._native import Calls
-
 T = TypeVar("T")
-_IS_CLOSED = "this communicator is closed; call commlib.init() for a new one"
 Make: TypeAlias = Callable[..., Any]
 """Makes one native call: its name, then its arguments."""
 
@@ -52,7 +49,9 @@ class Dispatcher:
     `detour` is what a public call looks at first: whether it must come here although it is an ordinary one.
     """
 
-    def __init__(self, owner: object, calls: Calls, executor: ThreadExecutor | StreamExecutor, *, native: bool) -> None:
+    def __init__(
+        self, owner: object, calls: library.Calls, executor: ThreadExecutor | StreamExecutor, *, native: bool
+    ) -> None:
         self.calls = calls
         self.executor = executor
         self.observers: list[Observer] = []  # the first one is closest to the call
@@ -63,7 +62,6 @@ class Dispatcher:
         self._closed = False
 
     def observe(self, observer: Observer) -> None:
-        """Have an observer see every call from now on."""
         self.observers.append(observer)
         self.detour = True
 
@@ -153,17 +151,17 @@ class Dispatcher:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(_IS_CLOSED)
+            raise Closed
 
 
 class _Closed:
     """The calls after close(): also for a thread that looked at `detour` just before."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise Closed(_IS_CLOSED)
+        raise Closed
 
 
-CLOSED = cast("Calls", _Closed())
+CLOSED = cast("library.Calls", _Closed())
 
 
 def _call_of(owner: object, call: Callable[[], Any]) -> Any:

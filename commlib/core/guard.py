@@ -37,21 +37,17 @@ class Report(NamedTuple):
 
 
 def observer(backend: Backend, dispatcher: Dispatcher, explain: object) -> Guard | None:
-    """Return what looks at calls, where COMMLIB_GUARD wants that."""
     mode = env.GUARD.get()
     return None if mode == "off" else Guard(backend, dispatcher, mode)
 
 
 class Guard:
-    """Looks at every call as COMMLIB_GUARD says."""
-
     def __init__(self, backend: Backend, dispatcher: Dispatcher, mode: str) -> None:
         self._backend, self._mode = backend, mode
         self._dispatcher = cast("Dispatcher", proxy(dispatcher))  # which keeps its observers
         self._number, self._warned = 0, False
 
     def observe(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
-        """Look at what it reads, make it, and look at what it wrote."""
         signature = SIGNATURES[name]
         if not signature.parameters or self._in_capture():
             return run(*arguments)
@@ -104,7 +100,6 @@ def _raise_nan(called: str, signature: Signature, reports: Mapping[int, Report])
 
 
 def _nan(kind: int, tensors: list[tuple[int, Tensor]]) -> Report | None:
-    """Return the first NaN."""
     for place, tensor in tensors:
         if tensor.dtype in _WITHOUT_NAN or not (tensor.is_floating_point() or tensor.is_complex()):
             continue

@@ -55,8 +55,6 @@ class SlowCall:
 
 
 class Hooks:
-    """Calls the program's functions: for the error that ends the communicator, and for slow calls."""
-
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._on_error: list[Callable[[CommError], object]] = []
@@ -67,11 +65,9 @@ class Hooks:
         self._waited = Waited(backend.recorded_as)
 
     def on_error(self, callback: Callable[[CommError], object]) -> None:
-        """Add a function for the error that ends the communicator."""
         self._on_error.append(_callable(callback))
 
     def on_slow(self, callback: Callable[[SlowCall], object], factor: float) -> None:
-        """Add a function for calls that take `factor` times as long as usual."""
         if not factor > 1:
             raise ValueError(f"factor is {factor!r}, but must be above 1")
         self._on_slow.append((_callable(callback), factor))

@@ -43,7 +43,6 @@ def warn_of_unknown() -> None:
 
 
 def observer(backend: Backend, dispatcher: Dispatcher, explain: Callable[..., Explanation]) -> FirstCalls | None:
-    """Return what logs the first calls, where COMMLIB_LOG or the program wants that."""
     return FirstCalls(backend, explain) if _LOG.isEnabledFor(logging.DEBUG) else None
 
 
@@ -55,7 +54,6 @@ class FirstCalls:
         self._logged: set[tuple[object, ...]] = set()
 
     def observe(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
-        """Log what is new about it, and make it."""
         self._log(name, arguments)
         return run(*arguments)
 

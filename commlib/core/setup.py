@@ -1,13 +1,14 @@
-"""What the ranks settle before a communicator exists: settings, plan, cores."""
+"""What the ranks settle before a communicator exists: settings, plan, cores, and who is in it after a split."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from commlib import env
 from commlib.backends import BACKENDS
@@ -15,13 +16,14 @@ from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.collectives.plugins import load_natives
-from commlib.errors import PlanMismatch
+from commlib.errors import CommError, PlanMismatch, limits_of
 from commlib.plan import Plan, find, find_here, shipped, shipped_plan
 from commlib.plan.plan import HEAD
 from commlib.plan.text import rows_text
 from commlib.redops import DTYPES
 from commlib.version import __version__
 
+T = TypeVar("T")
 _LOG = logging.getLogger("commlib")
 LIMITS: Mapping[str, env.Variable[Any]] = {
     "timeout_s": env.TIMEOUT_S,
@@ -74,7 +76,7 @@ def check_same_settings(world: World, options: Options, backend: str) -> None:
         "faults": COLLECTIVES.faults,
         "plugins": "; ".join(plugin.description for plugin in COLLECTIVES.plugins) or "none",
     }
-    everyone = [json.loads(d) for d in world.all_gather(json.dumps(mine | plugins).encode(), options.timeout_s)]
+    everyone = world.exchange(mine | plugins, options.timeout_s)
     for rank, other in enumerate(everyone):
         for fault in other["faults"]:
             raise ValueError(f"rank {rank}: {fault}")
@@ -107,11 +109,11 @@ def choose_plan(
             reply = [chosen.packed(), wanted.digest, ""]
         except ValueError as error:
             reply[2] = str(error)
-    packed, digest, failure = json.loads(world.broadcast(json.dumps(reply).encode(), 0, timeout_s))
+    packed, digest, failure = world.exchange(reply if world.rank == 0 else None, timeout_s)[0]
     if failure:
         raise ValueError(failure)
     mine = plan.digest if isinstance(plan, Plan) else digest
-    digests = [d.decode() for d in world.all_gather(mine.encode(), timeout_s)]
+    digests = world.exchange(mine, timeout_s)
     _check_equal(digests, "ranks were given different plans", "pass the same plan= on every rank")
     agreed = chosen if chosen is not None else Plan.unpacked(packed)
     return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
@@ -228,3 +230,90 @@ def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: st
                     names = ", ".join(algorithms[rule.op]) or "none"
                     where, lacks = rule.where(part, at), f"{rule.op} has no algorithm {unknown!r}"
                     raise ValueError(f"{where}: {lacks}{on}; it has {names}, and what {env.PLUGINS.name} adds")
+
+
+# --- split ------------------------------------------------------------------------------------------------------------
+
+
+class Parent(Protocol):
+    """What a split needs of a Communicator, which stands above this layer."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    world: World
+
+    def all_gather_object(self, obj: T) -> list[T]: ...
+
+    def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=Parent)
+_Part = tuple[bool, bytes, str]  # whether this rank is still at work, what it says, and why it failed
+
+
+class Subworld(World):
+    """Some ranks of a parent communicator.
+
+    While the new communicator is being made, a round is a collective of the parent, so that no message of the program's
+    is ever taken for one of ours; afterwards the members use the new communicator's own collectives.
+    """
+
+    name = "split"
+
+    def __init__(self, parent: Parent, members: list[int]) -> None:
+        self._carrier = self._parent = parent
+        self._members = members
+        self.rank = members.index(parent.rank)
+        self.size = len(members)
+        self.local_rank, self.address = parent.local_rank, parent.world.address
+        self.infos = [parent.world.infos[member] for member in members]
+        self.device = parent.device.type
+
+    def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
+        """Exchange among the members; the carrier's own deadline holds."""
+        if self._carrier is not self._parent:
+            return self._carrier.all_gather_object(data)
+        everyone: list[_Part] = self._parent.all_gather_object((True, data, ""))
+        parts = [everyone[member] for member in self._members]
+        for member, (at_work, _, failure) in zip(self._members, parts, strict=True):
+            if not at_work:
+                raise CommError(f"split: rank {member} could not make its communicator: {failure}")
+        return [data for _, data, _ in parts]
+
+    def failures(self, failure: str, timeout_s: float) -> list[str]:
+        """As of World, by the numbers of the parent's ranks, which the program knows so far."""
+        texts = zip(self._members, self.exchange(failure, timeout_s), strict=True)
+        return [f"split: rank {member} could not make its communicator: {text}" for member, text in texts if text]
+
+    def carried_by(self, communicator: Parent) -> None:
+        """Talk over the new communicator from now on."""
+        self._carrier = communicator
+
+
+def split(parent: P, color: int | None, key: int, make: Callable[[World], P]) -> P | None:
+    """Make this rank's communicator, and stay with the parent's rounds until every rank has its own."""
+    table = parent.all_gather_object((color, key))
+    made, failure = None, None
+    if color is not None:
+        members = sorted((r for r in range(parent.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
+        world = Subworld(parent, members)
+        try:
+            with limits_of(f"split on rank {parent.rank}"):
+                made = make(world)
+            world.carried_by(made)
+        except Exception as error:
+            failure = error
+    try:
+        done: _Part = (False, b"", str(failure or ""))
+        while any(at_work for at_work, _, _ in parent.all_gather_object(done)):
+            pass
+    except BaseException:
+        if made is not None:
+            made.close()
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+    return made

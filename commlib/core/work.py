@@ -56,24 +56,19 @@ class ThreadWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the call has ended, well or not."""
         return self._future.done()
 
     def is_success(self) -> bool:
-        """Whether the call has ended without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return what the call raised, or None."""
         return self._future.exception() if self._future.done() else None
 
     def result(self) -> Any:
-        """Wait, then return what the synchronous call would have returned."""
         self.wait()
         return self._future.result()
 
     def get_future(self) -> TorchFuture[Any]:
-        """Return a torch future of the result."""
         target: TorchFuture[Any] = TorchFuture()
 
         def copy(source: Future[Any]) -> None:
@@ -196,7 +191,6 @@ class CurrentStream:
         self._known: dict[int, torch.cuda.Stream] = {}  # by address
 
     def get(self) -> torch.cuda.Stream:
-        """Return it: one object for each stream."""
         address = torch._C._cuda_getCurrentRawStream(self._device.index)
         stream = self._known.get(address)
         if stream is None:
@@ -228,7 +222,6 @@ class StreamWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the GPU has finished the call."""
         return bool(self._event.query())
 
     is_success = is_completed
@@ -238,7 +231,6 @@ class StreamWork(Work):
         return None
 
     def result(self) -> Any:
-        """Order the current stream behind the call and return what the synchronous call would have returned."""
         self.wait()
         return self._result
 

@@ -1,18 +1,16 @@
 """What the ranks of a job are in, seen from outside: records read, who waits for whom.
 
-`listen` and `call_site` are for the rank itself, the rest for those who look; none of it loads torch or native code.
+`listen` and `explain` are for the rank itself, the rest for those who look; none of it loads torch or native code.
 """
 
 from __future__ import annotations
 
-from commlib.debug.error_context import call_site, explain, explained
-from commlib.debug.findings import Finding, findings_lines, findings_of
+from commlib.debug.findings import Finding, explain, explained, findings_lines, findings_of
 from commlib.debug.jobs import look
 from commlib.debug.stacks import listen
 
 __all__ = [
     "Finding",
-    "call_site",
     "explain",
     "explained",
     "findings_lines",

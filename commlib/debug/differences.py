@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from commlib.counts import counted
 from commlib.debug.format import left_text, ranks_text, where_text
 from commlib.debug.jobs import Job
-from commlib.debug.record_types import Call, Slot
+from commlib.debug.record import Call, Slot
 
 Did = dict[int, tuple[Hashable, str]]
 """By rank: what must be alike, and the same as text."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
 from commlib.counts import counted
 from commlib.debug.differences import first_difference
 from commlib.debug.format import doing_text, last_text, left_text, ranks_text, seconds_text, waited_text, where_text
-from commlib.debug.jobs import Job, Rank
-from commlib.debug.process import killed_for_memory
-from commlib.debug.record_types import GPU, Slot, Wait
+from commlib.debug.jobs import Job, Rank, killed_for_memory, look
+from commlib.debug.record import GPU, Slot, Wait
 
 STUCK_S = 1.0  # a wait that takes no longer is none to speak of
 _LATE_SHARE, _LATE_S, _WAITING_SHARE = 0.5, 0.03, 0.3
@@ -284,3 +284,32 @@ def _elsewhere(job: Job, stuck_s: float) -> Iterator[Finding]:
         numbers = tuple(sorted(rank.number for rank in job.ranks.values() if rank.host == host))
         text = f"what {ranks_text(numbers)} on {host} do is not known here; run commlib debug there"
         yield Finding("silent", numbers, text, serious=stands)
+
+
+# --- what a rank adds to its errors -----------------------------------------------------------------------------------
+
+_EXPLAINED = ("CommTimeout", "PeerLost")
+_LINES, _BYTES = 8, 2500
+
+
+def explain(communicator: str, kind: str) -> str:
+    """Return what the ranks of a communicator are in, for the error that ends it; nothing where that fails."""
+    if kind not in _EXPLAINED:
+        return ""
+    try:
+        slot = look([os.getpid()]).ranks[os.getpid()].slot(int(communicator))
+    except Exception:  # the error itself matters more
+        return ""
+    lines = explained([peer.pid for peer in slot.peers], min(1.0, slot.timeout_s / 2)) if slot else []
+    return "\n".join(lines).encode()[:_BYTES].decode(errors="ignore")
+
+
+def explained(pids: Iterable[int], stuck_s: float = 0.0) -> list[str]:
+    """Say in a few lines what keeps these processes, of which one may be gone; nothing where that fails."""
+    try:
+        job = look(dict.fromkeys(pids))
+        findings = [one for one in findings_of(job, stuck_s=stuck_s) if one.kind not in ("ended", "launcher")]
+        job.ask_stacks({pid for finding in findings for pid in finding.threads})
+        return findings_lines(job, None, findings)[:_LINES]
+    except Exception:
+        return []

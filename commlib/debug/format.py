@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from commlib.counts import counted
-from commlib.debug.jobs import Job, Rank
-from commlib.debug.process import Process
-from commlib.debug.record_types import GPU, Slot, Wait
+from commlib.debug.jobs import Job, Process, Rank
+from commlib.debug.record import GPU, Slot, Wait
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from commlib import env
 from commlib.debug.jobs import Job, Rank, look
-from commlib.debug.record_types import Slot
+from commlib.debug.record import Slot
 
 EVERY_S = 5.0
 _LOG = logging.getLogger("commlib")

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from commlib.plan.explanation import Explanation, Match
-from commlib.plan.pins import pins
 from commlib.plan.read import MAX_RULES, SCHEMA, TOO_MANY, VERSION, parse, read_rules
-from commlib.plan.rules import Query, Rule, size_text
-from commlib.plan.table import table_of
+from commlib.plan.rules import PLACEMENTS, Query, Rule, size_text
+from commlib.plan.table import Explanation, Match, table_of
 
 WIDTH = 120  # of a line of a plan file
 MAX_FILE_BYTES = 64 << 20  # of a plan file
@@ -74,7 +73,6 @@ class Plan:
 
     @classmethod
     def parse(cls, text: str, source: str) -> Plan:
-        """Read a plan from its text."""
         made = object.__new__(cls)
         made._take(parse(text, source), source)
         return made
@@ -159,7 +157,6 @@ class Plan:
 
     @classmethod
     def unpacked(cls, packed: str) -> Plan:
-        """Return the plan that rank 0 packed."""
         document, source, origins, fit, pinned = json.loads(packed)
         made = object.__new__(cls)
         made._take(document, source)
@@ -169,7 +166,6 @@ class Plan:
         return made._with(rules=rules, fit=Match(*fit), pinned=pinned)
 
     def rules_of(self, world: int) -> list[Rule]:
-        """Return the rules for this number of ranks."""
         return [rule for rule in self.rules if rule.world[0] <= world <= rule.world[1]]
 
     def explain(  # noqa: PLR0913 - the keys of a rule
@@ -193,7 +189,6 @@ class Plan:
         return table_of(self, world).explain(query, max_sms, async_op)
 
     def __str__(self) -> str:
-        """Return the rules as a table."""
         lines = [f"plan {self.digest} from {self.source}"]
         for rule in self.rules:
             lines.append(f"rules[{rule.number}] {rule.keys}" + (f" of {rule.source}" * (rule.source != self.source)))
@@ -205,7 +200,6 @@ class Plan:
 
 
 def _rule_text(rule: Mapping[str, Any]) -> str:
-    """Return a rule as it stands in a file: one line, or its keys and then a line for each range and fallback."""
     whole = f"  {json.dumps(rule)}"
     parts = {part: rule[part] for part in ("ranges", "fallback") if part in rule}
     if sum(map(len, parts.values())) == 1 and len(whole) <= WIDTH:
@@ -216,3 +210,58 @@ def _rule_text(rule: Mapping[str, Any]) -> str:
         lines += [f"   {json.dumps(entry)}," for entry in entries]
         lines[-1] = lines[-1].removesuffix(",") + "]"
     return "\n".join(lines) + "}"
+
+
+# --- pins: rules that leave no choice, on top of a plan, with the parameters that the plan has for them ---------------
+
+
+class Span(NamedTuple):
+    """Sizes from `low` to `high`, and the parameters there."""
+
+    low: float
+    high: float
+    params: Mapping[str, int]
+
+
+def pins(
+    op: str, algorithm: str, base: Sequence[Rule], params: Mapping[str, int] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield rules that pin a collective to an algorithm, with `params`, else with those that `base` has for it."""
+    # Each stands in both tables, and only one can serve: where it cannot, the base plan's choice stands.
+    for placement in PLACEMENTS:
+        rules = [rule for rule in base if (rule.op, rule.placement) == (op, placement)]
+        if params is None and any(span.params for span in _spans(rules, algorithm)):
+            first: dict[str, Rule] = {}
+            for rule in rules:  # one pin for calls that several rules speak of: pins of pins do not multiply
+                first.setdefault(rule.keys, rule)
+            for rule in first.values():
+                yield {**rule.document(), "ranges": _tuned(rule, algorithm, rules), "fallback": []}
+        yield {"op": op, "placement": placement, "ranges": [{"algorithm": algorithm, "params": dict(params or {})}]}
+
+
+def _tuned(rule: Rule, algorithm: str, rules: Sequence[Rule]) -> list[dict[str, Any]]:
+    """Cut the sizes as the rule does, each range with the parameters of the nearest that runs the algorithm."""
+    alike = [other for other in rules if other.world[0] <= rule.world[1] and rule.world[0] <= other.world[1]]
+    known = _spans([rule], algorithm) or _spans(alike, algorithm) or [Span(0, math.inf, {})]
+    ranges: list[dict[str, Any]] = []
+    for low, high, _ in _spans([rule]):
+        params = dict(min(known, key=lambda span: _distance(span, low, high)).params)
+        if ranges and ranges[-1]["params"] == params:
+            ranges.pop()
+        ranges.append({"max_bytes": high, "algorithm": algorithm, "params": params})
+    ranges[-1]["max_bytes"] = None  # a pin leaves no size out
+    return ranges
+
+
+def _distance(span: Span, low: float, high: float) -> float:
+    """Return how far a span is from other sizes, as a ratio; 1 where they meet."""
+    return max(1.0, low / max(1, span.high), span.low / max(1, high))
+
+
+def _spans(rules: Iterable[Rule], algorithm: str = "") -> list[Span]:
+    return [
+        Span(0 if above is None else above + 1, math.inf if entry.max_bytes is None else entry.max_bytes, entry.params)
+        for rule in rules
+        for above, entry in rule.spans()
+        if algorithm in ("", entry.algorithm)
+    ]

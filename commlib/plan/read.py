@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Any, NamedTuple, NoReturn
 
 from commlib.errors import printable
-from commlib.plan.rules import Rule
-from commlib.plan.schema import Fault, Path, fault_of, name_of
+from commlib.plan.rules import Path, Rule, name_of
 
 SCHEMA, VERSION = "commlib.plan", 2
 MAX_RULES = (1 << 16) - 1  # the native tables count them in 16 bits
@@ -90,7 +91,6 @@ def _head_fault(document: Any) -> Fault | None:
 
 
 def _rule_text(document: Any, path: Path) -> str:
-    """Return which calls the rule of a part is for, as far as it has them."""
     if len(path) < 2:
         return ""
     rule = document[path[0]]
@@ -118,3 +118,77 @@ def _disorder(rule: Rule) -> Iterator[Fault]:
         if any(point.sms >= after.sms for point, after in pairwise(entry.curve)):
             yield Fault(False, part, f"{name_of(part)}: the sms of its curve do not rise")
         last = entry.max_bytes or 0
+
+
+# --- schema: the keywords of the plan's, of which each part has a type, values, or another part's name ----------------
+# The library for it takes 0.25 s to load.
+
+Schema = Mapping[str, Any]
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "null": (NoneType,),
+}
+
+
+class Fault(NamedTuple):
+    """What is wrong with a part, or that it lacks a key."""
+
+    lacks: bool
+    path: Path
+    text: str
+
+
+def fault_of(document: Any, schema: Schema) -> Fault | None:
+    """Return the first fault of a document; what is there and wrong comes before what is lacking."""
+    faults = list(_faults(document, schema, schema["$defs"], ()))
+    return min(faults, key=lambda fault: fault.lacks) if faults else None
+
+
+def _faults(value: Any, schema: Schema, parts: Schema, path: Path) -> Iterator[Fault]:
+    if "$ref" in schema:
+        schema = parts[schema["$ref"].removeprefix("#/$defs/")]
+    if not _fits(value, schema):
+        shown = json.dumps(value)
+        shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
+        yield Fault(False, path, f"{name_of(path)} is {shown}, expected {schema['description']}")
+    elif isinstance(value, dict):
+        yield from _faults_of_object(value, schema, parts, path)
+    elif isinstance(value, list):
+        first = schema.get("prefixItems", ())
+        for at, part in enumerate(value):
+            yield from _faults(part, first[at] if at < len(first) else schema["items"], parts, (*path, at))
+
+
+def _faults_of_object(value: Mapping[str, Any], schema: Schema, parts: Schema, path: Path) -> Iterator[Fault]:
+    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    for key, part in value.items():
+        wanted = known.get(key, others)
+        if wanted is False:
+            text = f"{name_of((*path, key))} is not known here; known: {', '.join(known)}"
+            yield Fault(False, (*path, key), text)
+        elif wanted is not True:
+            yield from _faults(part, wanted, parts, (*path, key))
+    for key in schema.get("required", ()):
+        if key not in value:
+            yield Fault(True, path, f'{name_of(path)} needs "{key}"')
+
+
+def _fits(value: Any, schema: Schema) -> bool:
+    """Whether a value has the type and lies within the bounds, whatever its parts are."""
+    if "type" not in schema:
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        return any(type(value) is type(each) and value == each for each in values)
+    names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    if not any(type(value) in _TYPES[name] for name in names):
+        return False
+    if isinstance(value, list):
+        return bool(schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", math.inf))
+    if isinstance(value, str):
+        return len(value) >= int(schema.get("minLength", 0))
+    if isinstance(value, (int, float)):
+        return bool(schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf))
+    return True

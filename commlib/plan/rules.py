@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commlib.plan.schema import name_of
+Path = tuple[str | int, ...]
+"""A part of a document: ("rules", 2, "ranges", 0)."""
 
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
@@ -45,7 +47,6 @@ class Point:
 
     @property
     def choice(self) -> str:
-        """What runs, as text."""
         return _choice_text(self.algorithm, self.params)
 
     @property
@@ -119,14 +120,12 @@ class Rule:
 
     @classmethod
     def read(cls, rule: Mapping[str, Any], source: str, number: int) -> Rule:
-        """Return one rule of a document that is as the schema wants it."""
         low, high = rule.get("world", (1, None))
         parts = {part: tuple(map(Range.read, rule.get(part, ()))) for part in ("ranges", "fallback")}
         world = low, MAX_WORLD if high is None else high
         return cls(**{**rule, **parts, "world": world}, source=source, number=number)
 
     def document(self) -> dict[str, Any]:
-        """Return it as a file has it: without what is as usual."""
         low, high = self.world
         values = {"op": self.op, **{key: getattr(self, key) for key in _KEYS if getattr(self, key) != _KEYS[key]}}
         if self.world != (1, MAX_WORLD):
@@ -161,6 +160,12 @@ class Rule:
         for entry in self.ranges:
             yield above, entry
             above = entry.max_bytes
+
+
+def name_of(path: Path) -> str:
+    """Return a path as text: rules[2].ranges[1].max_bytes."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{json.dumps(part)[1:-1]}" for part in path)
+    return "".join(parts).removeprefix(".") or "the plan"
 
 
 def size_text(num_bytes: int) -> str:

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from commlib import env
-from commlib.bootstrap.local import LAUNCHER
-from commlib.bootstrap.unix_rendezvous import RendezvousServer
+from commlib.bootstrap.rendezvous_server import LAUNCHER, RendezvousServer
 from commlib.tools.debug.page import explained_below, ranks_below
 
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL

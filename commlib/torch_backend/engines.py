@@ -18,11 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commlib.backends.recorded import Recorded
-from commlib.bootstrap.launcher import Identity
-from commlib.bootstrap.neighbours import one_host
+from commlib.backends.torch_dist import Recorded
 from commlib.bootstrap.store import StoreWorld
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import Identity, World
 from commlib.communicator import Communicator, create
 from commlib.errors import CommTimeout
 from commlib.redops import CODES
@@ -149,7 +147,7 @@ class Engines:
         if _C10D.get_debug_level() == _C10D.DebugLevel.DETAIL:
             settings["checked"] = True
         try:
-            if kind == "cuda" and not one_host(world, timeout_s):
+            if kind == "cuda" and len(world.hosts()) > 1:
                 return self._recorded(world, "nccl", kind)  # NCCL serves GPUs of several hosts, inside them too
             backend = "nccl" if kind == "cuda" else "auto"
             settings["other_backends"] = [BACKENDS[other] for other in self._served() if other != kind]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commlib.collectives.norms import normalised
+from commlib.collectives.all_reduce_rms_norm import normalised
 from commlib.communicator import Communicator
 from commlib.compile import untraced
 from commlib.torch_backend.arguments import SIGNATURES, first_tensor, with_options

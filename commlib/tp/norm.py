@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from commlib.collectives.norms import normalised
+from commlib.collectives.all_reduce_rms_norm import normalised
 from commlib.communicator import Communicator
 from commlib.compile.epilogue import MAX_FIELDS, Epilogue, epilogue
 from commlib.tp.layers import parameter

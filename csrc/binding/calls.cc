@@ -66,7 +66,8 @@ void reducible(const Target& target, const Buffer& x, RedOp redop) {
 }
 
 COMMLIB_MODULE(module) {
-  module.add({COMMLIB_METHOD("set_redops", set_redops, "codes, torch_type")});
+  module.add(
+      {COMMLIB_METHOD("set_redops", set_redops, "codes, torch_type", "dict[Any, int]; type")});
   module.add({COMMLIB_METHOD("phases", phases, "")});
   module.add_class<Calls>(registered_calls());
 }

@@ -31,7 +31,7 @@ struct Calls {
 
 template <>
 struct From<RedOp> {
-  static std::string name() { return "object"; }
+  static std::string name() { return "RedOp"; }
   static RedOp take(Object* object, const Argument&);
   static RedOp take(const Any& value, const Argument& argument);
 };
@@ -91,14 +91,14 @@ PyMethodDef collective_of(Function target) {
 struct RegisteredCall {
   explicit RegisteredCall(PyMethodDef method);
 };
-#define COMMLIB_METHOD_OF_CALLS(maker, function, argument_names)   \
-  static const ::commlib::binding::RegisteredCall call_##function( \
-      COMMLIB_ENTRY(maker, #function, function, argument_names))
+#define COMMLIB_METHOD_OF_CALLS(maker, function, argument_names, ...) \
+  static const ::commlib::binding::RegisteredCall call_##function(    \
+      COMMLIB_ENTRY(maker, #function, function, argument_names, "" __VA_ARGS__))
 #define COMMLIB_CALL(function, argument_names)     \
   COMMLIB_FFI_COLLECTIVE(function, argument_names) \
   COMMLIB_METHOD_OF_CALLS(call_of, function, argument_names)
-#define COMMLIB_COLLECTIVE(function, argument_names) \
-  COMMLIB_FFI_COLLECTIVE(function, argument_names)   \
-  COMMLIB_METHOD_OF_CALLS(collective_of, function, argument_names ", max_sms")
+#define COMMLIB_COLLECTIVE(function, argument_names, ...) \
+  COMMLIB_FFI_COLLECTIVE(function, argument_names)        \
+  COMMLIB_METHOD_OF_CALLS(collective_of, function, argument_names ", max_sms", "" __VA_ARGS__)
 
 }  // namespace commlib::binding

@@ -71,7 +71,7 @@ void check_tensor(Object* tensor, const std::string& argument, const std::string
 COMMLIB_MODULE(module) {
   module.add(
       {COMMLIB_METHOD("open_checks", open_checks, "rank, world, gpu, record, reducing, rooted"),
-       COMMLIB_METHOD("check_tensor", check_tensor, "tensor, argument, function")});
+       COMMLIB_METHOD("check_tensor", check_tensor, "tensor, argument, function", "Any")});
 }
 
 }  // namespace

@@ -4,8 +4,10 @@
 //   int64_t tokens_of(const Tensor& lengths);
 //   COMMLIB_MODULE(module) { module.add({COMMLIB_METHOD("tokens_of", tokens_of, "lengths")}); }
 //
-// The documentation of each names its types and where it stands; tests compare commlib/_native.pyi
-// with it. Adding a type of argument: a specialisation of From.
+// The documentation of each names its types and where it stands; binding/stub.py writes
+// commlib/_native.pyi from it. What C++ knows as any object, has its type as the last argument of
+// COMMLIB_METHOD: those of the arguments and then of the result, between semicolons.
+// Adding a type of argument: a specialisation of From.
 #pragma once
 
 #include <array>
@@ -215,8 +217,8 @@ struct Taken<First, Rest...> {
 
 [[noreturn]] void refuse_count(const char* name, const char* names, Size count, size_t needed);
 // "(x: Tensor, dst: int) -> None", and below it where the function stands; never freed.
-const char* document(const char* names, const std::vector<std::string>& types,
-                     const std::string& result, const char* file, const char* function);
+const char* document(const char* names, std::vector<std::string> types, const char* objects,
+                     const char* file, const char* function);
 
 // `Here` names one function: its arguments' names, its file.
 template <class Here, class R, class... Args>
@@ -236,8 +238,8 @@ struct Entry {
     });
   }
   static const char* doc() {
-    return document(Here::names(), {From<std::decay_t<Args>>::name()...}, To<R>::name(),
-                    Here::file(), Here::function());
+    return document(Here::names(), {From<std::decay_t<Args>>::name()..., To<R>::name()},
+                    Here::objects(), Here::file(), Here::function());
   }
 };
 
@@ -261,19 +263,20 @@ PyMethodDef method_of(R (T::*)(Args...)) {
   return {Here::name(), call, kFastCall, Entry<Here, R, Args...>::doc()};
 }
 
-#define COMMLIB_ENTRY(maker, python_name, target_function, argument_names) \
-  [] {                                                                     \
-    struct Here {                                                          \
-      static constexpr const char* name() { return python_name; }          \
-      static constexpr const char* names() { return argument_names; }      \
-      static constexpr const char* file() { return __FILE__; }             \
-      static constexpr const char* function() { return #target_function; } \
-      static constexpr auto target() { return &target_function; }          \
-    };                                                                     \
-    return ::commlib::binding::maker<Here>(Here::target());                \
+#define COMMLIB_ENTRY(maker, python_name, target_function, argument_names, object_types) \
+  [] {                                                                                   \
+    struct Here {                                                                        \
+      static constexpr const char* name() { return python_name; }                        \
+      static constexpr const char* names() { return argument_names; }                    \
+      static constexpr const char* objects() { return object_types; }                    \
+      static constexpr const char* file() { return __FILE__; }                           \
+      static constexpr const char* function() { return #target_function; }               \
+      static constexpr auto target() { return &target_function; }                        \
+    };                                                                                   \
+    return ::commlib::binding::maker<Here>(Here::target());                              \
   }()
-#define COMMLIB_METHOD(python_name, target_function, argument_names) \
-  COMMLIB_ENTRY(method_of, python_name, target_function, argument_names)
+#define COMMLIB_METHOD(python_name, target_function, argument_names, ...) \
+  COMMLIB_ENTRY(method_of, python_name, target_function, argument_names, "" __VA_ARGS__)
 
 // The module while it is made.
 class Module {

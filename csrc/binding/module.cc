@@ -1,6 +1,7 @@
 // commlib._native: made of what the files of csrc register (method.h).
 #include <cstring>
 #include <memory>
+#include <sstream>
 
 #include "binding/interpreter.h"
 #include "binding/method.h"
@@ -25,7 +26,10 @@ void connect(Object* tensor, Object* parameter) {
   connect_interpreter();
 }
 
-COMMLIB_MODULE(module) { module.add({COMMLIB_METHOD("connect", connect, "tensor, parameter")}); }
+COMMLIB_MODULE(module) {
+  module.add(
+      {COMMLIB_METHOD("connect", connect, "tensor, parameter", "type[Tensor]; type[Parameter]")});
+}
 
 }  // namespace
 
@@ -55,8 +59,15 @@ void refuse_count(const char* name, const char* names, Size count, size_t needed
   fail("TypeError", name, "(", names, ") takes ", needed, " arguments, but got ", count);
 }
 
-const char* document(const char* names, const std::vector<std::string>& types,
-                     const std::string& result, const char* file, const char* function) {
+const char* document(const char* names, std::vector<std::string> types, const char* objects,
+                     const char* file, const char* function) {
+  std::istringstream named(objects);
+  std::string name;
+  for (std::string& type : types) {
+    if (type.compare(0, 6, "object") == 0 && std::getline(named >> std::ws, name, ';')) type = name;
+  }
+  const std::string result = types.back();
+  types.pop_back();
   std::string all;
   for (size_t i = 0; i < types.size(); ++i) {
     all += text(i ? ", " : "", Argument{names, static_cast<int>(i)}.name(), ": ", types[i]);
@@ -123,7 +134,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* PyInit__native() {
   using namespace commlib::binding;
   static PyModuleDef definition = {};
   definition.name = "commlib._native";
-  definition.doc = "The native half of commlib; commlib/_native.pyi says what is in it.";
+  definition.doc = "The native half of commlib; _native.pyi says what is in it.";
   definition.size = -1;
   definition.head.references = 1;
   constexpr int kStableAbi = 3;

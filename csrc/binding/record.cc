@@ -43,8 +43,10 @@ void guard_answers() { record::guard_answers(); }
 
 COMMLIB_MODULE(module) {
   module.add({COMMLIB_METHOD("guard_answers", guard_answers, ""),
-              COMMLIB_METHOD("note_collection", note_collection, "phase, info"),
-              COMMLIB_METHOD("set_recorded", set_recorded, "caller, explainer")});
+              COMMLIB_METHOD("note_collection", note_collection, "phase, info", "Any"),
+              COMMLIB_METHOD("set_recorded", set_recorded, "caller, explainer",
+                             "Callable[[], tuple[bytes, str]]; "
+                             "Callable[[str, str], tuple[bytes, str]]")});
 }
 
 }  // namespace

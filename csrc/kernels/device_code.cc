@@ -119,8 +119,9 @@ python::Object* device_kernels() {
 }
 
 COMMLIB_MODULE(module) {
-  module.add({COMMLIB_METHOD("set_builder", set_builder, "build"),
-              COMMLIB_METHOD("device_kernels", device_kernels, "")});
+  module.add({COMMLIB_METHOD("set_builder", set_builder, "build",
+                             "Callable[[str, str, str], tuple[bytes, str]]"),
+              COMMLIB_METHOD("device_kernels", device_kernels, "", "tuple[tuple[str, str], ...]")});
 }
 
 }  // namespace

@@ -15,13 +15,19 @@
 namespace commlib::shm {
 namespace {
 
+void check_limit(const char* what) {
+  if (errno == EMFILE) fail("CommError", what, ": ", std::strerror(errno), "; raise `ulimit -n`");
+}
+
 int make_memory(size_t bytes) {
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int fd = memfd_create("commlib", flags | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) fd = memfd_create("commlib", flags);  // kernels before 6.3
-  if (fd < 0)
+  if (fd < 0) {
+    check_limit("memfd_create");
     fail("Unsupported", "memfd_create failed (", std::strerror(errno),
          "); the shm backend needs Linux 3.17");
+  }
   if (fchmod(fd, 0600) != 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
     ::close(fd);
@@ -51,6 +57,7 @@ std::shared_ptr<Segment> Segment::attach(const Layout& layout, uint64_t nonce, i
   const std::string path = text("/proc/", pid, "/fd/", fd);
   const int mine = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (mine < 0) {
+    check_limit("open");
     fail("CommError", "cannot open the segment of process ", pid, ": ", std::strerror(errno),
          "; all ranks must run as one user in one PID namespace, or use backend='torch'");
   }

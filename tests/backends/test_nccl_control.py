@@ -87,11 +87,9 @@ def on_both_ranks(timeout_s):
 @pytest.mark.parametrize(
     ("version", "has", "lacks"),
     [
-        (22203, {"split"}, {"shrink", "symmetric_windows", "revoke"}),
-        (22703, {"shrink", "symmetric_windows"}, {"peer_pointers", "revoke"}),
-        (22803, {"peer_pointers"}, {"revoke", "symmetric_kernels"}),
-        (22809, {"split", "shrink", "revoke", "symmetric_windows", "peer_pointers"}, {"grow", "symmetric_kernels"}),
-        (22907, {"grow", "suspend", "properties"}, {"symmetric_kernels"}),
+        (22203, set(), {"symmetric_windows"}),
+        (22703, {"symmetric_windows"}, {"peer_pointers"}),
+        (22809, {"symmetric_windows", "peer_pointers"}, {"symmetric_kernels"}),
         (23007, set(FEATURES), set()),
     ],
 )
@@ -102,12 +100,9 @@ def test_a_version_has_what_it_brought(use, version, has, lacks):
     assert all(f", this is {version_text(version)}" in reasons[feature] for feature in lacks)
 
 
-def test_a_missing_symbol_turns_one_feature_off_and_an_old_version_others(use):
+def test_a_missing_symbol_turns_features_off(use):
     use()
-    reasons = capabilities(23203, lambda symbol: symbol != "ncclCommRevoke")
-    assert "ncclCommRevoke" in reasons.pop("revoke")
-    assert not any(reasons.values())
-    assert capabilities(22809, bool)["suspend"].startswith("needs NCCL 2.29.7, this is 2.28.9")
+    assert all("ncclCommWindowRegister" in reason for reason in capabilities(23203, lambda symbol: False).values())
 
 
 @pytest.mark.parametrize("variable", ["NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE"])
@@ -124,7 +119,7 @@ def test_a_variable_that_turns_windows_off_is_named(use, monkeypatch, variable):
 def test_features_are_looked_up_in_the_loaded_library(use):
     use(path="libc.so.6")
     control = Control.create(SingleWorld(), 5)
-    assert "was built without ncclCommSplit" in control.features()["split"]
+    assert "was built without ncclCommWindowRegister" in control.features()["symmetric_windows"]
 
 
 def test_a_communicator_knows_its_rank_size_and_version(use):

@@ -1,10 +1,12 @@
 """Which engine the torch backend takes, where no process group is given."""
 
+import json
+
 import pytest
 import torch
 
 from commlib.backends import torch_dist
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import World, process_info
 from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
 
@@ -37,8 +39,9 @@ class Pair(World):
 
     name, rank, size, local_rank = "pair", 0, 2, 0
 
-    def __init__(self, peer_has: bool, device: str) -> None:
-        self._peer, self.device = str(int(peer_has)).encode(), device
+    def __init__(self, peer_has: bool, several: bool, device: str) -> None:
+        self._peer, self.device = json.dumps(peer_has).encode(), device
+        self.infos = [process_info()._replace(boot=str(several and rank)) for rank in range(2)]
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         return [data, self._peer]
@@ -60,4 +63,4 @@ def test_nccl_is_for_several_hosts_with_a_gpu_for_every_rank(monkeypatch, gpus, 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    assert torch_dist._on_gpus(Pair(peer_has, device), several, 1.0) is expected
+    assert torch_dist._on_gpus(Pair(peer_has, several, device), 1.0) is expected

@@ -1,17 +1,15 @@
 """Which bootstrap a process has: by a launcher's variables, by name, or by rank, size and address."""
 
-import json
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import commlib
-from commlib.bootstrap import connect, find, local, slurm
-from commlib.bootstrap.explicit import ExplicitRank, explicit_rank
-from commlib.bootstrap.neighbours import hosts_of
+from commlib.bootstrap import connect, find
+from commlib.bootstrap.launchers import LOCAL, ExplicitRank, explicit_rank, first_host, slurm_address
+from commlib.bootstrap.world import ProcessInfo, SingleWorld
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,17 +109,17 @@ def test_a_bootstrap_asked_for_by_name_must_be_there(name, monkeypatch):
 
 def test_a_host_is_one_kernel_namespace_user_and_given_name():
     for differs in (0, 2, 3, 4):  # but not its hostname only: each container has another
-        cards = [[str(at == differs and rank == 1) for at in range(6)] for rank in range(3)]
-        world = SimpleNamespace(all_gather=lambda data, timeout_s: [json.dumps(card) for card in cards])  # noqa: B023
-        assert [host.ranks for host in hosts_of(world, 1.0)] == [[0, 2], [1]]
+        world = SingleWorld()
+        world.infos = [ProcessInfo(*(str(at == differs and rank == 1) for at in range(6))) for rank in range(3)]
+        assert [host.ranks for host in world.hosts()] == [[0, 2], [1]]
 
 
 def test_every_task_finds_the_same_address_and_every_step_its_own():
     nodes = {**SRUN, "SLURM_STEP_NUM_NODES": "4"}
-    assert slurm.address(nodes) == slurm.address({**nodes, "SLURM_PROCID": "1"})
-    assert slurm.address(nodes)[0] == "gpu07"
-    assert slurm.address(nodes)[1] != slurm.address({**nodes, "SLURM_STEP_ID": "1"})[1]
-    assert slurm.address({**nodes, "MASTER_ADDR": "head", "MASTER_PORT": "29500"}) == ("head", 29500)
+    assert slurm_address(nodes) == slurm_address({**nodes, "SLURM_PROCID": "1"})
+    assert slurm_address(nodes)[0] == "gpu07"
+    assert slurm_address(nodes)[1] != slurm_address({**nodes, "SLURM_STEP_ID": "1"})[1]
+    assert slurm_address({**nodes, "MASTER_ADDR": "head", "MASTER_PORT": "29500"}) == ("head", 29500)
 
 
 def test_a_batch_job_gets_a_secret_unless_it_has_one(tmp_path):
@@ -145,7 +143,7 @@ def test_a_batch_job_gets_a_secret_unless_it_has_one(tmp_path):
 
 def test_the_first_host_of_a_nodelist():
     firsts = {"node1": "node1", "a,b": "a", "gpu[07-09,12],cpu1": "gpu07", "rack[2,4]node[3-4].site": "rack2node3.site"}
-    assert {nodelist: slurm.first_host(nodelist) for nodelist in firsts} == firsts
+    assert {nodelist: first_host(nodelist) for nodelist in firsts} == firsts
 
 
 def test_an_address_is_host_and_port():
@@ -176,9 +174,9 @@ def test_a_descriptor_that_has_the_number_of_the_launchers_pipe_is_not_taken_for
     read, write = os.pipe()
     variables = {"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "1", "COMMLIB_LOCAL_SERVER": "a name"}
     variables["COMMLIB_LOCAL_FD"] = f"{read}:{os.fstat(read).st_ino}"
-    assert local.detect(variables) == 1
+    assert LOCAL.detect(variables) == 1
     other = os.pipe()
     os.dup2(other[0], read)
-    assert local.detect(variables) is None
+    assert LOCAL.detect(variables) is None
     for fd in (read, write, *other):
         os.close(fd)

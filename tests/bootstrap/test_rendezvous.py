@@ -13,14 +13,12 @@ import time
 
 import pytest
 
-from commlib.bootstrap import unix_rendezvous
-from commlib.bootstrap.exchange import message
-from commlib.bootstrap.launcher import Identity
-from commlib.bootstrap.local import LAUNCHER
-from commlib.bootstrap.local import join as join_launcher
-from commlib.bootstrap.local_world import meet
+from commlib.bootstrap import rendezvous_server
+from commlib.bootstrap.launchers import join as join_launcher
+from commlib.bootstrap.local_world import connect, meet
+from commlib.bootstrap.rendezvous_server import LAUNCHER, Hello, Place, RendezvousServer, Reply, message
 from commlib.bootstrap.store import StoreWorld
-from commlib.bootstrap.unix_rendezvous import Place, RendezvousServer, Reply, connect, hello
+from commlib.bootstrap.world import Identity
 from commlib.errors import CommError, CommTimeout, PeerLost
 from tests.bootstrap.processes import NOBODY, caught, in_threads, needs_root, wait_until
 
@@ -32,7 +30,7 @@ def place():
 
 @pytest.fixture(autouse=True)
 def no_long_waits_at_close(monkeypatch):
-    monkeypatch.setattr(unix_rendezvous, "LINGER_S", 0.3)
+    monkeypatch.setattr(rendezvous_server, "LINGER_S", 0.3)
 
 
 def world_of(where, rank, size, timeout_s=10.0):
@@ -121,7 +119,7 @@ def test_a_rank_that_is_killed_while_others_come_is_named_at_once(place, start):
 def test_a_rank_that_was_let_in_and_has_not_asked_may_come_again(place, start):
     zero = start(join, place, 0, 3)
     wait_until(place.servers)
-    connect(place, hello(1, 3), 5.0).close()
+    connect(place, Hello.of(Identity(1, 3)), 5.0).close()
     assert in_threads((join, place, 1, 3), (join, place, 2, 3)) == [1, 2]
     assert zero.result() == 0
 
@@ -360,7 +358,9 @@ def test_hosts_with_addresses_of_their_own_reach_each_other(namespaces):
 
 UNMAPPED = """
 import os, socket
-from commlib.bootstrap.unix_rendezvous import Place, RendezvousServer, connect, hello
+from commlib.bootstrap.local_world import connect
+from commlib.bootstrap.rendezvous_server import Hello, Place, RendezvousServer
+from commlib.bootstrap.world import Identity
 from commlib.tools.debug.host import jobs_here
 from commlib.errors import Unsupported
 
@@ -369,7 +369,7 @@ sock = socket.socket(socket.AF_UNIX)
 sock.bind("\\0anyones")
 sock.listen()
 place = Place("0 ", "here", "anyones")
-for trusts in (lambda: RendezvousServer(2, place), lambda: connect(place, hello(1, 2), 0.1), jobs_here):
+for trusts in (lambda: RendezvousServer(2, place), lambda: connect(place, Hello.of(Identity(1, 2)), 0.1), jobs_here):
     try:
         trusts()
     except Unsupported as error:

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.tcp import connect_store, served
+from commlib.bootstrap.world import Identity
 from commlib.errors import CommError
 from tests.bootstrap.processes import in_threads, wait_until
 from tests.bootstrap.test_rendezvous import join, store_at

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from commlib.plan import shipped_plan, user_path
-from commlib.plan.machine import fingerprint
+from commlib.plan.search import fingerprint
 from commlib.tools import testing
 from commlib.tools.cli import doctor
 from commlib.tools.cli.doctor import Check, Finding, broken, checks, command, main_job, missing, ok, warning
@@ -134,7 +134,7 @@ def test_a_gpu_is_described_or_keeps_the_job_from_running(monkeypatch, folders):
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((138 - device) << 30, 139 << 30))
     here = {"gpu": "NVIDIA H200", "gpus": 2, "driver": "580.95.05", "cuda": "13.0"}
-    monkeypatch.setattr("commlib.plan.machine.fingerprint", lambda backend: here)
+    monkeypatch.setattr("commlib.plan.search.fingerprint", lambda backend: here)
     tells(finding_of("gpu", "nccl"), "ok", "2 × NVIDIA H200, 139 GiB each, 137 GiB or more free; driver 580.95.05")
     monkeypatch.setattr(torch.cuda, "init", lambda: torch.zeros(1).view(2))
     tells(finding_of("gpu", "nccl"), "broken", "RuntimeError: ", "nvidia-fabricmanager")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from commlib.collectives import COLLECTIVES
-from commlib.collectives.params import PULL
+from commlib.collectives.rows import PULL
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
 from commlib.plan import Plan

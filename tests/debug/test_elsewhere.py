@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from commlib.backends import recorded
-from commlib.bootstrap.process_info import process_info
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.debug import look
@@ -22,8 +20,8 @@ LONG_S = 30.0
 
 def create_apart(world: World, hosts: str, **options: Any) -> Communicator:
     """Make a communicator of a rank that counts as one of the host that letter r of `hosts` names."""
-    info, name = process_info(), hosts[world.rank]
-    recorded.process_info = lambda: info._replace(boot=info.boot + name, hostname=name)  # type: ignore[attr-defined]
+    placed = zip(world.infos, hosts, strict=True)
+    world.infos = [info._replace(boot=info.boot + name, hostname=name) for info, name in placed]
     made: Communicator = create_communicator(world, **options)
     return made
 

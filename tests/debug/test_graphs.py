@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from commlib.debug import Finding, findings_of
-from commlib.debug.jobs import Job, Rank
-from commlib.debug.process import Process
-from commlib.debug.record_types import Call, Gpu, Graph, Peer, Slot, Wait
+from commlib.debug.jobs import Job, Process, Rank
+from commlib.debug.record import Call, Gpu, Graph, Peer, Slot, Wait
 
 NOW_NS, PIDS = 10_000_000_000, (101, 102)
 CALL = "all_reduce float32 max by lsa_ll_oneshot of 4096 bytes"

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 import commlib
 from commlib.communicator import Communicator
 from commlib.debug import look
-from commlib.debug.record import NAME, OPEN, descriptors, records_of
-from commlib.debug.record_types import GPU, Graph
+from commlib.debug.record import GPU, NAME, OPEN, Graph, descriptors, records_of
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks

@@ -95,7 +95,7 @@ def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pyte
     if slow:
         threading.Timer(1.5, end).start()
     else:  # between the two looks
-        monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=end, monotonic_ns=time.monotonic_ns))
+        monkeypatch.setattr(jobs, "time", SimpleNamespace(**{**vars(time), "sleep": end}))
     options = ["--slow", "--time", "60"] if slow else []
     shown = CliRunner().invoke(debug, [str(three.pids[0]), *options], standalone_mode=False)
     late = slow and "no rank is late: " not in shown.output  # on few cores one may be

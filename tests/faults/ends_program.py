@@ -12,8 +12,8 @@ import time
 
 import torch
 
-from commlib.bootstrap.local import LAUNCHER, join
-from commlib.bootstrap.unix_rendezvous import RendezvousServer
+from commlib.bootstrap.launchers import join
+from commlib.bootstrap.rendezvous_server import LAUNCHER, RendezvousServer
 from commlib.communicator import create
 from commlib.errors import CommError
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from commlib import native
 from commlib.bootstrap.world import World
-from commlib.collectives import nccl_calls
+from commlib.collectives import rows
 from commlib.communicator import Communicator, create
 from commlib.errors import Unsupported
 from commlib.plan import Plan, text
@@ -22,7 +22,7 @@ class Borrowed(World):
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
+        self.rank, self.size, self.local_rank, self.infos = world.rank, world.size, world.local_rank, world.infos
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         return self._world.all_gather(data, timeout_s)
@@ -51,7 +51,7 @@ def leave(made: list[Communicator]) -> None:
 @contextmanager
 def as_if_nccl_were_new() -> Iterator[None]:
     """Communicators made inside take the symmetric kernels of any NCCL for safe; the call itself refuses an old one."""
-    with mock.patch.object(nccl_calls, "refuses_old_nccl", lambda *call: None):
+    with mock.patch.object(rows, "refuses_old_nccl", lambda *call: None):
         text.rows_text.cache_clear()
         yield
     text.rows_text.cache_clear()

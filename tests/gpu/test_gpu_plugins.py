@@ -9,8 +9,7 @@ from tests.gpu.commands import on_two_ranks
 
 PLUGIN = """
 from commlib.collectives import Algorithm
-from commlib.collectives.params import PACKETS
-from commlib.collectives.variants import packets
+from commlib.collectives.rows import PACKETS, packets
 
 ALGORITHMS = {
     "all_reduce": [Algorithm("lsa_ll_mine", "nccl", kernel="all_reduce", params=PACKETS, variants=packets)]

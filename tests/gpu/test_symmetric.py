@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from commlib.collectives.nccl_calls import SAFE_SYMMETRIC
+from commlib.collectives.rows import SAFE_SYMMETRIC
 from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.tools.testing import Ranks

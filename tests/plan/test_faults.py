@@ -12,8 +12,7 @@ import pytest
 
 from commlib.core.setup import find_plan
 from commlib.plan import Plan, shipped, shipped_plan
-from commlib.plan.read import MAX_RULES, read_rules, schema
-from commlib.plan.schema import fault_of
+from commlib.plan.read import MAX_RULES, fault_of, read_rules, schema
 from tests.plan.documents import HEAD, Rule, plan_of, tuned
 
 BAD = {

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from commlib.collectives.norms import normalised
+from commlib.collectives.all_reduce_rms_norm import normalised
 from commlib.tools.tune.pipeline import tune_pipeline
 from commlib.tp import ColumnParallelLinear, Pipeline, RowParallelLinear, gather_rows, shard
 from commlib.tp.norm import add_and_normalise

@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from commlib.bootstrap.unix_rendezvous import peer_user
+from commlib.bootstrap.rendezvous_server import peer_user
 from commlib.users import current_user
 
 NAMES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")

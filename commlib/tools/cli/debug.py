@@ -15,8 +15,7 @@ from typing import Any
 import click
 
 from commlib.debug import findings_of
-from commlib.debug.jobs import Job, ask_stacks, moments
-from commlib.debug.process import command_of
+from commlib.debug.jobs import Job, ask_stacks, command_of, moments
 from commlib.debug.record import Record
 from commlib.debug.starting import LOG_S, Starting
 from commlib.tools.cli.options import Result, Seconds, result_options

@@ -247,7 +247,7 @@ def read_plan(plan: str | None, backend: str, world: int) -> Plan:
     """Return the plan that is named, compared with this machine; else what init() would take here."""
     from commlib import backends, env
     from commlib.core.setup import check_names, find_plan, override, usable
-    from commlib.plan.machine import fingerprint
+    from commlib.plan.search import fingerprint
 
     if plan is not None:
         chosen = _open(plan)

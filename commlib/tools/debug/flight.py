@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from commlib.debug.jobs import Job, Rank
-from commlib.debug.record_types import Call, Slot
+from commlib.debug.record import Call, Slot
 
 VERSION = "2.10"  # of torch's format
 # How torch names an operation, and how many blocks of `count` elements go in and come out: 0 is one for each rank.

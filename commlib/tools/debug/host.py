@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from commlib.debug.process import process
+from commlib.debug.jobs import process
 from commlib.debug.record import NAME, OPEN, Record, descriptors, opened, records_of
 from commlib.debug.starting import Starting
 from commlib.users import current_user

@@ -13,7 +13,7 @@ from commlib.counts import counted
 from commlib.debug import Finding, explained, findings_lines
 from commlib.debug.format import members_text, ranks_text, seconds_text, waited_in
 from commlib.debug.jobs import Job, Rank, job_of
-from commlib.debug.record_types import Slot
+from commlib.debug.record import Slot
 from commlib.tools.debug.host import jobs_here, starting_here
 
 MIN_COLUMNS = 40

@@ -14,10 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from commlib.debug.jobs import Job, job_of
-from commlib.debug.process import process, state_of
-from commlib.debug.record import OPEN, Record, fields_of, is_wait
-from commlib.debug.record_types import Call, Gpu
+from commlib.debug.jobs import Job, job_of, process, state_of
+from commlib.debug.record import OPEN, Call, Gpu, Record, fields_of, is_wait
 
 RATE = 500  # looks a second
 MAX_LOOKS = 20_000  # a long watch looks less often

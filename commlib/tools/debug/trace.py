@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from commlib.debug.jobs import Job
-from commlib.debug.record_types import Call, Slot
+from commlib.debug.record import Call, Slot
 
 Event = dict[str, Any]
 Calls = Mapping[tuple[int, int], Mapping[int, Call]]

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from commlib import env
 from commlib.tools.report.files import read_json
 from commlib.tools.report.schema import schema_of
 
 Row = dict[str, Any]  # a row of a document: its schema says what is in it
 LONGEST = 200  # characters of a fault: it ends in what is wrong
+# The variables that change a figure: named families only, as the rest of the environment holds secrets.
+FAMILIES = ("NCCL_", "CUDA_", "TORCH_NCCL_", "OMP_", "COMMLIB_")
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED")
+HOSTS = frozenset({"NCCL_COMM_ID", "CUDA_MPS_CLIENT_HOST"})
+PLACE = re.compile(r"[/\\~@]|\b\d+(\.\d+){3}\b")  # a path, a user at a host, or an address
+HIDDEN = "(set)"
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,7 @@ class Report(ABC):
         self._created = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
     def document(self, ended: str = "", complete: bool = True) -> dict[str, Any]:
-        from commlib.tools.timing import environment, fingerprint
+        from commlib.plan.search import fingerprint
 
         return {
             "schema": self._kind.name,
@@ -152,3 +161,15 @@ def _fault_text(error: Any) -> str:
         return _fault_text(next(part for part in error.context if part.schema_path[0] == last))
     place = error.json_path.removeprefix("$").removeprefix(".") or "the document"
     return f"{place}: {error.message[-LONGEST:]}"
+
+
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the settings of these families; of paths and addresses only that they are set, of secrets nothing."""
+    variables = os.environ if variables is None else variables
+    ours = {variable.name for variable in env.VARIABLES if variable.internal}
+    paths = {variable.name for variable in (env.PLAN, env.LIBRARY, env.CACHE_DIR)}
+    return {
+        name: HIDDEN if name in paths or name in HOSTS or PLACE.search(value) else value
+        for name, value in sorted(variables.items())
+        if name.startswith(FAMILIES) and name not in ours and not any(part in name for part in SECRETS)
+    }

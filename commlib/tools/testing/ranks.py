@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from commlib.bootstrap.local import LAUNCHER
-from commlib.bootstrap.unix_rendezvous import RendezvousServer
+from commlib.bootstrap.rendezvous_server import LAUNCHER, RendezvousServer
 from commlib.errors import CommError
 from commlib.tools.launch import fate
 from commlib.tools.testing.worker import Outcome, Seat, create_communicator, split, work

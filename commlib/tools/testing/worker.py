@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from commlib.bootstrap.local import join
+from commlib.bootstrap.launchers import join
 from commlib.bootstrap.world import World
 from commlib.tools.launch import end_with
 

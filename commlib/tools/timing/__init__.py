@@ -1,6 +1,6 @@
 """The one timing protocol: whatever prints or stores a time measures it here, ours and others' alike."""
 
-from commlib.plan.machine import environment, fingerprint
+from commlib.plan.search import fingerprint
 from commlib.tools.timing.blocks import Measurement, Protocol, block_seconds
 from commlib.tools.timing.candidate import (
     Candidate,
@@ -35,7 +35,6 @@ __all__ = [
     "block_seconds",
     "buffers_of",
     "differing",
-    "environment",
     "fingerprint",
     "fit_latency_and_rate",
     "measure",

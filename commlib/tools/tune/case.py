@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
-from commlib.collectives.params import CHUNKS, TILES
 from commlib.collectives.reference import reducible
+from commlib.collectives.rows import CHUNKS, TILES
 
 SCHEMA, VERSION, SAMPLES = "commlib.samples", 1, ".samples.json"  # in place of the suffix of a plan
 _DEFAULTS = {param.name: param.default for param in (*CHUNKS, *TILES)}

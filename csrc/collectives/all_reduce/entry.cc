@@ -28,7 +28,7 @@ Object* all_reduce(Target& target, const Tensor& x_tensor, RedOp redop,
   return python::again(out_tensor->object());
 }
 
-COMMLIB_COLLECTIVE(all_reduce, "x, op, out");
+COMMLIB_COLLECTIVE(all_reduce, "x, op, out", "Tensor");
 
 }  // namespace
 }  // namespace commlib::binding

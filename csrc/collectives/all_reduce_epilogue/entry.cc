@@ -196,7 +196,8 @@ void all_reduce_epilogue(Target& target, const Epilogue* epilogue, const Tensor&
 }
 
 COMMLIB_METHOD_OF_CALLS(collective_of, all_reduce_epilogue,
-                        "epilogue, x, tensors, numbers, sums, max_sms");
+                        "epilogue, x, tensors, numbers, sums, max_sms",
+                        "Sequence[Tensor | None]; Sequence[float]");
 
 COMMLIB_MODULE(module) {
   module.add({COMMLIB_METHOD("open_epilogue", open_epilogue,

@@ -54,7 +54,8 @@ void use(const std::string& isa) {
 COMMLIB_MODULE(module) {
   module.add({
       COMMLIB_METHOD("prefix_match", match, "a, b, page_size"),
-      COMMLIB_METHOD("prefix_match_many", match_many, "query, keys, page_size"),
+      COMMLIB_METHOD("prefix_match_many", match_many, "query, keys, page_size",
+                     "Sequence[Integers]; Tensor"),
       COMMLIB_METHOD("prefix_use", use, "isa"),
   });
 }

@@ -184,7 +184,7 @@ def mpi() -> Finding:
 
 def gpu() -> Finding:
     """Return the GPUs that torch can use, their driver, and the CUDA that torch is built for."""
-    from commlib.plan.machine import fingerprint
+    from commlib.plan.search import fingerprint
 
     torch = import_module("torch")
     if not has_gpus():

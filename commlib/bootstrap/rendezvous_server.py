@@ -4,12 +4,25 @@ The socket is in the abstract namespace: no port is open, and no file stays behi
 kernel for the other's user before they read a byte, so that no other user joins, reads or writes. The name ends at
 random, so that nobody else can take it first: it is the identity of this job among those that know the same place. The
 launcher passes it to its ranks; where rank 0 serves, the others look it up in the kernel's list of sockets.
+
+In each round of a world, each rank sends its bytes to the server, which answers with the bytes of all ranks. A message
+is a line of JSON and then bytes. A rank sends [round, timeout_s] with its bytes, or null when it leaves. The answer is
+one of
+
+    ["all", ""]            with the bytes of every rank in rank order
+    ["waiting", ranks]     who has not come so far; another answer follows
+    ["late", ranks]        who did not come by the deadline
+    ["lost", reason]       a rank is gone
+    ["wrong", reason]      no round of this world can complete: ValueError
+    ["timeout", reason]    the same: CommTimeout, as a rank gave up in the first round, in which the ranks come together
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
+import json
 import os
 import random
 import re
@@ -20,27 +33,24 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from commlib.bootstrap.exchange import Exchange, message, read_message
-from commlib.bootstrap.process_info import process_info
-from commlib.bootstrap.world import two_processes
+from commlib.bootstrap.world import Identity, named, process_info, two_processes
 from commlib.debug.starting import Waiting
-from commlib.errors import CommTimeout, PeerLost, Unsupported
+from commlib.errors import Unsupported
 from commlib.users import current_user
 
 UNIX_SOCKETS = Path("/proc/net/unix")  # of this network namespace, in which a name is known
 BACKLOG = 4096  # the kernel's limit
 HELLO_S = 10.0  # for a client to say which rank it is
-REPLY_S = 1.0  # for the other servers of a place to reply, once one has let this rank in
 ANSWERS_S = 5.0  # for clients to take their answers when the server closes
 LINGER_S = 1.0  # how long it answers that the ranks disagree
 COMPLETE_PAUSE_S = 0.02  # between two clients once all ranks have joined: connections must not cost rank 0 much
-MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.1  # between two looks for a server
+CHECK_S = 0.2  # between two checks whether a rank that waits is still connected
+MAX_LINE_BYTES = 1 << 20
 BROKEN = (OSError, EOFError)  # what reading raises when the other side ends, also half-way
-NOBODY = "nobody serves there; is it running, on this host and as this user?"
-LEFT = "it is still in a communicator that this rank has left"
 
 
 class Place(NamedTuple):
@@ -71,6 +81,9 @@ class Place(NamedTuple):
         return names
 
 
+LAUNCHER = Place("launcher", "the launcher")  # where a launcher serves its ranks
+
+
 class Hello(NamedTuple):
     """What a client says first: which rank it is, of how many, and which process."""
 
@@ -78,6 +91,11 @@ class Hello(NamedTuple):
     size: int
     pid: int
     pid_namespace: str
+
+    @classmethod
+    def of(cls, who: Identity) -> Hello:
+        info = process_info()
+        return cls(who.rank, who.size, info.pid, info.pid_namespace)
 
     @classmethod
     def read(cls, head: object) -> Hello:
@@ -94,9 +112,118 @@ class Reply(NamedTuple):
     reason: str = ""
 
 
-def hello(rank: int, size: int) -> Hello:
-    info = process_info()
-    return Hello(rank, size, info.pid, info.pid_namespace)
+Answer = tuple[str, "list[bytes] | str"]
+
+
+def message(head: object, parts: Sequence[bytes] = ()) -> bytes:
+    """Write a line of JSON, with the lengths of the bytes that follow it."""
+    return b"".join([json.dumps([head, *map(len, parts)]).encode(), b"\n", *parts])
+
+
+def read_message(file: io.BufferedIOBase) -> tuple[Any, list[bytes]]:
+    """Read a message; EOFError if it ends half-way, or is none."""
+    line = file.readline(MAX_LINE_BYTES)
+    try:
+        head, *lengths = json.loads(line)
+        parts = [file.read(length) for length in lengths]
+    except (ValueError, TypeError, RecursionError):
+        raise EOFError from None
+    if [*map(len, parts)] != lengths:
+        raise EOFError
+    return head, parts
+
+
+class Exchange:
+    """The rounds of one world; `serve` answers one rank until it leaves."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.members: dict[int, tuple[int, str]] = {}  # rank → the process that joined
+        self.lost: dict[int, str] = {}  # rank → what happened to it
+        self.ended: tuple[str, str] | None = None  # the answer to every question from now on
+        self._rounds: dict[int, dict[int, bytes]] = {}
+        self._stopped = False
+        self._changed = threading.Condition()
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Tell all who wait, now and later, that `rank` is gone: "was killed by SIGKILL"."""
+        with self._changed:
+            self.lost.setdefault(rank, reason)
+            self._changed.notify_all()
+
+    def end(self, kind: str, reason: str) -> None:
+        """Answer every question with this from now on: "wrong" or "timeout", and the reason."""
+        with self._changed:
+            self.ended = self.ended or (kind, reason)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Answer nobody any more who still waits for others."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def serve(self, sock: socket.socket, file: io.BufferedIOBase, rank: int) -> None:
+        """Answer a rank's questions until it leaves; one that leaves without a question may join again."""
+        reason = ""
+        try:
+            while (question := read_message(file))[0] is not None:
+                reason = "ended"
+                (number, timeout_s), (data,) = question
+                for kind, answer in self._answers(sock, rank, number, timeout_s, data):
+                    head, parts = (answer, []) if isinstance(answer, str) else ("", answer)
+                    file.write(message([kind, head], parts))
+                    file.flush()
+            reason = reason and "closed its communicator"
+        finally:
+            if reason:
+                self.lose(rank, reason)
+            else:
+                self.members.pop(rank, None)
+
+    def _answers(self, sock: socket.socket, rank: int, number: int, timeout_s: float, data: bytes) -> Iterator[Answer]:
+        """Yield who is missing as long as the rank has to wait, and at last the answer."""
+        deadline, waiting = time.monotonic() + timeout_s, Waiting(rank, self.size, timeout_s)
+        with self._changed:
+            round_ = self._rounds.setdefault(number, {})
+            round_[rank] = data
+            if len(round_) == self.size:
+                del self._rounds[number]
+                self._changed.notify_all()
+        while True:
+            left_s = deadline - time.monotonic()
+            with self._changed:
+                self._changed.wait_for(lambda: self._answer(sock, round_) is not None, max(min(left_s, CHECK_S), 0))
+                answer = self._answer(sock, round_)
+                missing = named([peer for peer in range(self.size) if peer not in round_])
+            if answer is not None:
+                yield answer
+                return
+            if left_s <= 0:
+                if number == 1:
+                    self.end("timeout", f"rank {rank} waited {timeout_s:g} s for {missing}")
+                yield "late", missing
+                return
+            if waiting.due():
+                yield "waiting", missing
+
+    def _answer(self, sock: socket.socket, round_: dict[int, bytes]) -> Answer | None:
+        if len(round_) == self.size:
+            return "all", [round_[peer] for peer in range(self.size)]
+        if self.ended:
+            return self.ended
+        if self.lost:
+            rank, reason = next(iter(self.lost.items()))
+            return "lost", f"rank {rank} {reason}"
+        if self._stopped or _hung_up(sock):
+            raise EOFError
+        return None
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 class RendezvousServer:
@@ -129,7 +256,6 @@ class RendezvousServer:
                 world.lose(rank, reason)
 
     def end(self, reason: str) -> None:
-        """Tell all ranks, now and later, what is wrong."""
         for world in list(self._worlds.values()):
             world.end("wrong", reason)
 
@@ -222,113 +348,6 @@ class RendezvousServer:
             self._worlds[number] = Exchange(self.size)
             self._worlds[number].lost.update(self._lost)
         return self._worlds[number]
-
-
-def connect(place: Place, client: Hello, timeout_s: float) -> socket.socket:
-    """Return a socket to the server of a place that lets this rank in."""
-    deadline, pause_s = time.monotonic() + timeout_s, MIN_PAUSE_S
-    where = place.label if place.server else f"rank 0 at {place.label}"
-    with _Search(place, client) as search, Waiting(client.rank, client.size, timeout_s) as waiting:
-        while True:
-            search.ask()
-            search.read_replies(pause_s)
-            if channel := search.result():
-                return channel
-            if time.monotonic() >= deadline:
-                raise CommTimeout(f"rank {client.rank} waited {timeout_s:g} s for {where}: {search.problem}")
-            if waiting.due():
-                waiting.tell(where)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
-
-
-class _Search:
-    """A rank's search for its server: it asks all of a place, so that two jobs that meet there both learn it."""
-
-    def __init__(self, place: Place, client: Hello) -> None:
-        self._place, self._client = place, client
-        self._user = current_user()
-        self.problem = NOBODY
-        self._others: dict[str, int] = {}  # servers of other users, which may be very many: each is asked once
-        self._silent: dict[str, socket.socket] = {}  # the servers that have not replied yet
-        self._channel: socket.socket | None = None  # to the server that has let us in
-        self._patience = 0.0  # until when the others may reply
-
-    def __enter__(self) -> _Search:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for sock in (*self._silent.values(), *([self._channel] if self._channel else [])):
-            sock.close()
-
-    def ask(self) -> None:
-        """Say hello at the servers that are new."""
-        if self._channel is not None:
-            return
-        self.problem = NOBODY
-        for name in self._place.servers():
-            if name not in self._silent and name not in self._others:
-                self._say_hello(name)
-        if self._silent:
-            self.problem = "its process does not answer; is it stopped?"
-        elif self._others:
-            user = next(iter(self._others.values()))
-            self.problem = f"only a process of user {user} serves there; all ranks must run as one user"
-        elif self._place.server and self.problem == NOBODY:
-            raise PeerLost(f"rank {self._client.rank}: {self._place.label} is gone")
-
-    def read_replies(self, limit_s: float) -> None:
-        """Wait for replies, and raise what is wrong."""
-        poll = select.poll()
-        names = {sock.fileno(): name for name, sock in self._silent.items()}
-        for fd in names:
-            poll.register(fd, select.POLLIN)
-        for fd, _ in poll.poll(limit_s * 1000):
-            sock = self._silent.pop(names[fd])
-            reply = _read_reply(sock)
-            if reply.kind == "in" and self._channel is None:
-                self._channel, self._patience = sock, time.monotonic() + REPLY_S
-                continue
-            sock.close()
-            if reply.kind == "wrong":
-                raise ValueError(reply.reason)
-            if reply.kind == "timeout":
-                raise CommTimeout(f"rank {self._client.rank}: {reply.reason} ({self._place.label})")
-            if reply.kind == "later":
-                self.problem = LEFT
-
-    def result(self) -> socket.socket | None:
-        """Return the socket, once the other servers have replied or had the time to."""
-        channel = self._channel
-        if channel is None or (self._silent and time.monotonic() < self._patience):
-            return None
-        self._channel = None
-        channel.settimeout(None)
-        return channel
-
-    def _say_hello(self, name: str) -> None:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.setblocking(False)
-        try:
-            sock.connect(f"\0{name}")
-            if (user := peer_user(sock)) == self._user:
-                sock.send(message(self._client))
-                self._silent[name] = not_for_children(sock)
-                return
-            self._others[name] = user
-        except BlockingIOError:
-            self.problem = "too many processes connect to it"
-        except OSError:  # it has just ended
-            pass
-        sock.close()
-
-
-def _read_reply(sock: socket.socket) -> Reply:
-    sock.settimeout(REPLY_S)
-    try:
-        with sock.makefile("rb") as file:
-            return Reply(*read_message(file)[0])
-    except (*BROKEN, TypeError):
-        return Reply("gone")
 
 
 def peer_user(sock: socket.socket) -> int:
