@@ -207,6 +207,15 @@ def test_a_candidate_that_takes_ages_is_checked_and_measured_once(comm: Communic
 
 
 @on_ranks(2)
+def test_a_candidate_whose_first_call_alone_takes_ages_is_measured_like_others(comm: Communicator) -> None:
+    pauses = iter([0.2])  # as a call of NCCL's that connects first
+    late = Candidate("late", lambda x, out, _: lambda: (time.sleep(next(pauses, 0)), comm.all_reduce(x, out=out)))
+    (result,) = found(comm, "all_reduce", [late], slow_s=0.15)
+    assert (len(result.times_s), result.wrong) == (3, 0)
+    assert max(result.times_s) < 0.15
+
+
+@on_ranks(2)
 def test_buffers_rotate_and_are_shared_by_candidates_of_one_kind_of_memory(comm: Communicator) -> None:
     seen: list[int] = []
     shared = [Candidate(label, lambda x, out, _: lambda: seen.append(x.data_ptr())) for label in "ab"]

@@ -160,7 +160,7 @@ def read_names(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:
 def known_name(name: str, known: Iterable[str], what: str) -> str:
     """Return a name that is known, or say which one was meant, and which there are."""
     if name not in known:
-        raise click.UsageError(f"no {what} {name!r}{meant(name, known)}; there are {', '.join(known)}")
+        raise click.UsageError(f"no {what} {name!r}{meant(name, known) or ';'} there are {', '.join(known)}")
     return name
 
 
