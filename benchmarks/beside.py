@@ -40,7 +40,7 @@ from commlib.plan import Plan
 from commlib.tools.baselines import load
 from commlib.tools.cli.options import python_file
 from commlib.tools.report.figures import size_text
-from commlib.tools.timing import Candidate, Run, buffers_of, own_stream, pinned, plain_on, public_call
+from commlib.tools.timing import Candidate, Run, buffers_of, pinned, plain_on, public_call, separate_stream
 from commlib.tools.timing.candidate import Truth
 from commlib.tp.pipeline import leaving
 
@@ -350,7 +350,7 @@ def main() -> int:
     options = arguments()
     backend = {"cpu": "shm", "cuda": "nccl", None: "auto"}[options.device]
     with commlib.init(backend=backend, max_bytes=options.max_bytes) as comm:
-        with own_stream(comm.device) if comm.device.type == "cuda" else nullcontext():
+        with separate_stream(comm.device) if comm.device.type == "cuda" else nullcontext():
             wrong = measured(comm, options)
         return int(bool(wrong))
 

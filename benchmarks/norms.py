@@ -27,7 +27,7 @@ from commlib.collectives.all_reduce_rms_norm import GROUP, normalised
 from commlib.communicator import Communicator
 from commlib.redops import torch_name
 from commlib.tools.report.figures import size_text
-from commlib.tools.timing import Protocol, Run, graph, measure_calls, own_stream
+from commlib.tools.timing import Protocol, Run, graph, measure_calls, separate_stream
 
 EPS = 1e-6
 SETS = 3  # of tensors, in rotation
@@ -163,7 +163,7 @@ def main() -> int:
         names = options.algorithms.split(",") if options.algorithms else every
         rows: list[dict[str, Any]] = []
         say = print if comm.rank == 0 else lambda *_, **__: None
-        stream = own_stream(comm.device) if device == "cuda" else nullcontext()
+        stream = separate_stream(comm.device) if device == "cuda" else nullcontext()
         with stream, Ways(comm, names, options.norm, options.quant, options.alone) as ways:
             say(f"# {options.dtype}, quant {options.quant}; norms behind all-reduces: {ways.norm}", flush=True)
             for width, tokens in product(options.widths, options.tokens):

@@ -23,7 +23,7 @@ from written import command_line, head, write
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.tools.timing.graph import Starter, capture, own_stream
+from commlib.tools.timing.graph import Starter, capture, separate_stream
 
 SIZES = (8, 1 << 10, 64 << 10)  # bytes
 CALLS = {8: 4000, 1 << 10: 2000, 64 << 10: 200}
@@ -50,7 +50,7 @@ def measure_cpu() -> None:
 
 def measure_cuda() -> None:
     """The same on GPUs, in both modes."""
-    with commlib.init(backend="nccl", max_bytes=1 << 20) as comm, own_stream(comm.device):
+    with commlib.init(backend="nccl", max_bytes=1 << 20) as comm, separate_stream(comm.device):
         for size in SIZES:
             x = torch.ones(size // 4, device=comm.device)
             for mode, block in (("eager", eager_ns), ("graph", graph_ns)):

@@ -26,7 +26,7 @@ from written import command_line, figures, head, joined, ratio, ratio_text, whol
 from commlib.communicator import Communicator
 from commlib.redops import torch_name
 from commlib.tools.report.figures import ratio_text as value_text
-from commlib.tools.timing import Measurement, Protocol, Run, graph, measure_calls, own_stream
+from commlib.tools.timing import Measurement, Protocol, Run, graph, measure_calls, separate_stream
 from commlib.tp import Shard
 from commlib.tp.norm import FusedResidualNorm
 
@@ -326,7 +326,7 @@ def main() -> int:
         shape = {name: getattr(options, name) for name in (*SHAPES["cpu"], "dtype", "context")}
         rows: list[dict[str, Any]] = []
         say = print if comm.rank == 0 else lambda *_, **__: None
-        stream = own_stream(comm.device) if gpu else nullcontext()
+        stream = separate_stream(comm.device) if gpu else nullcontext()
         with stream, Ways(comm, options.algorithms, options.norm) as ways:
             say(f"# norms behind all-reduces: {ways.norm}", flush=True)
             decode = Decode(comm, options, ways)

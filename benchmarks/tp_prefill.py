@@ -30,7 +30,7 @@ from written import command_line, figures, head, joined, whole_numbers, write
 
 from commlib.communicator import Communicator
 from commlib.redops import torch_name
-from commlib.tools.timing import Measurement, Protocol, measure_calls, own_stream
+from commlib.tools.timing import Measurement, Protocol, measure_calls, separate_stream
 from commlib.tools.tune.pipeline import CHUNKS, tune_pipeline
 from commlib.tp import Pipeline
 from commlib.tp.norm import FusedResidualNorm
@@ -208,7 +208,7 @@ def main() -> int:
         shape = {name: getattr(options, name) for name in (*SHAPES["cpu"], "dtype")}
         rows: list[dict[str, Any]] = []
         wrong: dict[str, float] = {}
-        with own_stream(comm.device) if device == "cuda" else nullcontext():
+        with separate_stream(comm.device) if device == "cuda" else nullcontext():
             prefill = Prefill(comm, options)
             facts: dict[str, Any] = {"shape": shape, "wrong": wrong, "rules": {}}
             document = head("tp_prefill", comm.size, comm.backend, launched=True)

@@ -22,7 +22,7 @@ from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
 from commlib.env import parse_bytes
 from commlib.tools.report.figures import size_text
-from commlib.tools.timing import Protocol, Run, measure_calls, own_stream
+from commlib.tools.timing import Protocol, Run, measure_calls, separate_stream
 
 ALIGNED = "aligned"
 SETS = 3  # of tensors, in rotation
@@ -91,7 +91,7 @@ def main() -> int:
     with joined(options.device) as comm:
         gpu = comm.device.type == "cuda"
         protocol = Protocol(blocks=(5, 25), budget_s=options.time, graph=gpu)
-        with own_stream(comm.device) if gpu else nullcontext():
+        with separate_stream(comm.device) if gpu else nullcontext():
             for op in options.ops.split(","):
                 for size in options.sizes.split(","):
                     first, *others = measure(comm, op, parse_bytes(size), dtype, protocol)

@@ -19,7 +19,7 @@ from commlib.tools.timing import (
     figures,
     fit_latency_and_rate,
     graph,
-    measure_alone,
+    measure_on_one_device,
     ratio_of_medians,
 )
 from tests.on_ranks import on_ranks
@@ -135,7 +135,7 @@ def test_blocks_of_candidates_alternate_and_sets_rotate() -> None:
     recorder = Recorder()
     calls = {"a": recorder.runs("a", 3), "b": recorder.runs("b", 3)}
     protocol = Protocol(blocks=(6, 6), budget_s=0.0, iterations=3)
-    found = measure_alone(CPU, calls, protocol, "case")
+    found = measure_on_one_device(CPU, calls, protocol, "case")
     assert [(each.label, each.iterations, len(each.times_s)) for each in found] == [("a", 3, 6), ("b", 3, 6)]
     assert all(len(each.issue_s) == 6 for each in found)
     assert all(issue <= time for each in found for issue, time in zip(each.issue_s, each.times_s, strict=True))
@@ -184,7 +184,7 @@ def test_a_graph_has_all_sets_in_turn_and_counts_for_each_call(monkeypatch: pyte
     recorder = Recorder()
     refused = recorder.runs("b", 5)
     protocol = Protocol(blocks=(4, 4), budget_s=0.0, iterations=10, warmup=0, graph=True, lead_in=str)
-    a, b = measure_alone(CPU, {"a": recorder.runs("a", 5), "b": refused}, protocol, "case")
+    a, b = measure_on_one_device(CPU, {"a": recorder.runs("a", 5), "b": refused}, protocol, "case")
     assert Pretended.lead_ins == [str]
     assert a.times_s == pytest.approx([1e-6] * 4)
     assert (a.iterations, a.issue_s) == (10, [])  # the host's part of a replay is nobody's figure

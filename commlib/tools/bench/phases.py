@@ -314,7 +314,7 @@ class Phases:
     def _replayed(self, runs: Iterator[Run], wanted: int) -> Times:
         """Return calls of a replayed graph; one begins when the one before has ended."""
         traced_calls, plain_ns = list[Traced](), list[float]()
-        with graph.own_stream(self.comm.device):
+        with graph.separate_stream(self.comm.device):
             starter = graph.Starter(self.comm)
             _, kernels = self._prepared(runs, True)
             many = min(wanted, kernels.room)

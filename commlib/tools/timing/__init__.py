@@ -18,8 +18,8 @@ from commlib.tools.timing.candidate import (
     twin_of,
 )
 from commlib.tools.timing.figures import Fit, Ratio, fit_latency_and_rate, ratio_of_medians
-from commlib.tools.timing.graph import own_stream
-from commlib.tools.timing.protocol import buffers_of, measure, measure_alone, measure_calls
+from commlib.tools.timing.graph import separate_stream
+from commlib.tools.timing.protocol import buffers_of, measure, measure_calls, measure_on_one_device
 
 __all__ = [
     "Candidate",
@@ -38,14 +38,14 @@ __all__ = [
     "fingerprint",
     "fit_latency_and_rate",
     "measure",
-    "measure_alone",
     "measure_calls",
-    "own_stream",
+    "measure_on_one_device",
     "pinned",
     "plain",
     "plain_on",
     "poison",
     "public_call",
     "ratio_of_medians",
+    "separate_stream",
     "twin_of",
 ]

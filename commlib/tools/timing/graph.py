@@ -22,7 +22,7 @@ MAX_LAUNCH_S = 2e-3
 
 
 @contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
+def separate_stream(device: torch.device) -> Iterator[None]:
     """Work on a stream of its own: on the default one a graph of NCCL's calls takes two to four times as long."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))

@@ -44,7 +44,7 @@ def measure(
     """
     started = time.perf_counter()
     truth = Truth(collective, call, fold) if protocol.check else None
-    with graph.own_stream(comm.device) if protocol.graph else nullcontext():
+    with graph.separate_stream(comm.device) if protocol.graph else nullcontext():
         entries = _prepare_all(comm, collective, call, candidates, protocol)
         _check(comm, entries, truth, slice(1))
         ready = [entry for entry in entries if not entry.result.skipped]
@@ -80,7 +80,7 @@ def measure_calls(
     """Time rows of calls that all ranks make, one call for each set of buffers; the caller has checked their values.
 
     What `enters` has for a row runs before each of its blocks, outside the clock. Everything runs on the current
-    stream; graphs want one of their own (graph.own_stream).
+    stream; graphs want one of their own (graph.separate_stream).
     """
     started = time.perf_counter()
     entries = [
@@ -94,7 +94,7 @@ def measure_calls(
     return [entry.result for entry in entries]
 
 
-def measure_alone(
+def measure_on_one_device(
     device: torch.device, calls: Mapping[str, Sequence[Run]], protocol: Protocol, name: str
 ) -> list[Measurement]:
     return measure_calls(SingleDevice(device), calls, protocol, name)

@@ -23,7 +23,7 @@ from commlib.tools.baselines.kernels.case import (
     cold_bytes,
     sets_for,
 )
-from commlib.tools.timing import Measurement, Protocol, Run, measure_alone, own_stream
+from commlib.tools.timing import Measurement, Protocol, Run, measure_on_one_device, separate_stream
 
 FEW_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
 MANY_BYTES = 16 << 20  # up to here calls are short
@@ -50,7 +50,7 @@ class Settings:
 def measure_case(case: Case, settings: Settings, budget_s: float) -> tuple[int, list[Candidate]]:
     """Measure all candidates of a case for about so long, besides what preparing takes; return how many sets rotate."""
     device = settings.device
-    with torch.no_grad(), own_stream(device) if settings.on_gpu else nullcontext():
+    with torch.no_grad(), separate_stream(device) if settings.on_gpu else nullcontext():
         sets = case.inputs(sets_for(case, device), device)
         candidates = [*case.candidates(), *(each for of in settings.baselines for each in of.candidates(case, sets))]
         for candidate in candidates:
@@ -132,7 +132,7 @@ def _timed(
 ) -> Iterator[tuple[Candidate, Measurement]]:
     # By place: a file of yours may give a candidate a label that is taken.
     runs = {f"{at} {candidate.label}": candidate.runs for at, candidate in enumerate(candidates)}
-    return zip(candidates, measure_alone(settings.device, runs, protocol, str(case)), strict=True)
+    return zip(candidates, measure_on_one_device(settings.device, runs, protocol, str(case)), strict=True)
 
 
 def _flush(settings: Settings) -> Run:
