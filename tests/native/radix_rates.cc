@@ -62,13 +62,13 @@ double play(const Trace& trace, const Tokens& slots, Tokens& out, double& hit_ra
   Tree tree(trace.options);
   const double start = now_us();
   for (const Tokens& prompt : trace.prompts) {
-    const Tree::Found found = tree.match(all(prompt), {}, true);
+    const Tree::Match match = tree.match(all(prompt), {}, true);
     tree.copy_slots(out.data());
-    tree.lock(found.handle);
-    const size_t held = tree.evictable() + tree.locked() + prompt.size() - found.length;
+    tree.lock(match.handle);
+    const size_t held = tree.evictable() + tree.locked() + prompt.size() - match.length;
     if (held > trace.capacity) tree.evict(static_cast<int64_t>(held - trace.capacity), false);
     tree.insert(all(prompt), {slots.data(), false, prompt.size()}, {}, 0);
-    tree.unlock(found.handle);
+    tree.unlock(match.handle);
   }
   const double spent = now_us() - start;
   const radix::Stats& stats = tree.stats();
