@@ -117,6 +117,7 @@ def test_an_asynchronous_error_comes_with_wait(comm: Communicator) -> None:
     work = comm.broadcast(torch.ones(3), 99, async_op=True)
     assert message_of(work.wait, ValueError) == "src=99 is not a rank of this communicator: 0 to 3"
     assert isinstance(work.exception(), ValueError)
+    assert work.is_completed() and not work.is_success()
 
 
 @on_ranks(fixture="each_ranks")

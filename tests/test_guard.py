@@ -64,6 +64,12 @@ def test_nan_in_an_input_is_told_on_every_rank(comm: Communicator) -> None:
 
 
 @on_ranks(fixture="nan_ranks")
+def test_nan_in_a_complex_number_is_told(comm: Communicator) -> None:
+    x = torch.tensor([0j, complex(0, NAN)])
+    assert "x of rank 0 holds NaN at element 1" in message_of(lambda: comm.broadcast(x, 0))
+
+
+@on_ranks(fixture="nan_ranks")
 def test_nan_that_the_call_makes_is_told_as_such(comm: Communicator) -> None:
     infinite = torch.tensor([0.0, float("inf") if comm.rank == 0 else -float("inf")])
     text = message_of(lambda: comm.all_reduce(infinite))

@@ -152,6 +152,14 @@ def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pyte
     assert (call.op, call.num_bytes, call.seconds, call.usual_s, call.late) == ("broadcast", 32, 0.5, 0.01, None)
 
 
+def test_a_call_that_takes_less_than_a_millisecond_more_is_not_slow() -> None:
+    hooks, told = Hooks(SimpleNamespace(recorded_as=0)), []  # type: ignore[arg-type]
+    hooks.on_slow(told.append, 2.0)
+    for seconds in [1e-5] * KNOWN + [5e-4, 2e-3]:
+        hooks._look(("all_reduce", 4, "float32"), seconds, {})
+    assert [call.seconds for call in told] == [2e-3]
+
+
 @on_ranks(fixture="three")
 def test_what_is_no_hook_is_refused(comm: Communicator) -> None:
     with pytest.raises(ValueError, match=r"factor is 1, but must be above 1"):

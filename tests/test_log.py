@@ -10,6 +10,7 @@ import torch
 
 import commlib
 from commlib import env
+from commlib.collectives.signatures import kind_of
 from commlib.core import log
 from tests.epilogues import INT8
 from tests.errors_and_logs import logged
@@ -137,3 +138,12 @@ def test_why_a_backend_was_taken_is_told(logger, caplog):
 def test_the_nearest_name_is_a_public_one():
     assert "did you mean COMMLIB_MAX_BYTES?" in env.describe_unknown("COMMLIB_MAXBYTES")
     assert "did you mean" not in env.describe_unknown("COMMLIB_LOCAL_RANKS")
+
+
+def test_gather_and_scatter_are_of_one_size_on_all_ranks():
+    whole, block = torch.ones(8), torch.ones(2)
+    for name, root, other in (
+        ("scatter", (block, whole, 0), (block, None, 0)),
+        ("gather", (whole, block, 0), (None, block, 0)),
+    ):
+        assert kind_of(name, root, 4) == kind_of(name, other, 4) == (32, "float32", "sum")

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -149,6 +150,15 @@ def test_blocks_of_candidates_alternate_and_sets_rotate() -> None:
     order = [block[0][0] for block in blocks]
     assert all(set(order[at : at + 2]) == {"a", "b"} for at in range(0, 12, 2))
     assert order != ["a", "b"] * 6
+
+
+def test_a_block_goes_on_with_the_set_after_the_last_ones() -> None:
+    recorder = Recorder()
+    measure_on_one_device(
+        CPU, {"a": recorder.runs("a", 3)}, Protocol(blocks=(6, 6), budget_s=0.0, iterations=2), "case"
+    )
+    sets = [at for _, at in recorder.calls]
+    assert all(after == (at + 1) % 3 for at, after in pairwise(sets))
 
 
 class Pretended:

@@ -1,6 +1,7 @@
 """Which engine the torch backend takes, where no process group is given."""
 
 import json
+from unittest import mock
 
 import pytest
 import torch
@@ -64,3 +65,14 @@ def test_nccl_is_for_several_hosts_with_a_gpu_for_every_rank(monkeypatch, gpus, 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     assert torch_dist._on_gpus(Pair(peer_has, several, device), 1.0) is expected
+
+
+def test_gloo_takes_the_interfaces_that_its_variable_names(monkeypatch):
+    gloo = mock.Mock()
+    monkeypatch.setattr(torch_dist.dist, "ProcessGroupGloo", gloo)
+    for names, wanted in (("lo,eth0", [mock.call(interface="lo"), mock.call(interface="eth0")]), ("", [mock.ANY])):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", names)
+        gloo.create_device.reset_mock()
+        torch_dist.TorchBackend._gloo(mock.Mock(), "10.0.0.1")
+        assert gloo.create_device.call_args_list == wanted
+    assert gloo.create_device.call_args == mock.call(hostname="10.0.0.1")

@@ -78,6 +78,13 @@ def test_a_rank_that_never_starts_is_named_on_every_other_rank(where, missing):
     assert all(result.startswith("CommTimeout") and f"for rank {missing}" in result for result in results), results
 
 
+def test_waiting_for_rank_0_is_part_of_the_deadline(place):
+    started = time.monotonic()
+    zero, one = in_threads((join, place, 0, 3, 10.0, 1.6), (join, place, 1, 3, 2.0))
+    assert all("CommTimeout" in result and "for rank 2" in result for result in (zero, one)), (zero, one)
+    assert time.monotonic() - started < 3  # not 2 s once more
+
+
 def test_ranks_that_expect_different_numbers_raise_the_same(place):
     first, second = in_threads((join, place, 0, 2), (join, place, 1, 3))
     assert first == second

@@ -154,7 +154,8 @@ def test_messages_go_to_their_partners_and_one_in_anothers_place_is_wrong() -> N
         (Window(1), 3, [(1, 2), (2, 0), (0, 1)]),
     ]:
         assert [window.peers(rank, ranks) for rank in range(ranks)] == partners
-        assert window.senders(ranks) == sum(after is not None for after, _ in partners)
+        senders = sum(after is not None for after, _ in partners)
+        assert (window.senders(ranks), window.figures(0.5, ranks)["messages_s"]) == (senders, 2.0 * senders)
 
 
 def test_the_overlap_is_the_part_of_the_call_that_did_not_make_computing_longer() -> None:

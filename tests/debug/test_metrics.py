@@ -54,6 +54,18 @@ def test_calls_bytes_and_waits_are_counted(shm_ranks: Ranks) -> None:
     assert after.count("# TYPE") == len({name for name, _ in new})
 
 
+def work_in_a_part(comm: Communicator) -> str:
+    with comm.split(comm.rank % 2) as part:
+        part.barrier()
+        job = look([os.getpid()])
+        return metrics_text(job, job.ranks[os.getpid()])
+
+
+def test_peers_in_a_part_have_the_numbers_that_they_have_in_the_job(shm_ranks: Ranks) -> None:
+    texts = shm_ranks.run(work_in_a_part)
+    assert [re.findall('commlib_waits_total.*peer="(.)"', text)[-1] for text in texts] == ["2", "3", "0", "1"]
+
+
 @pytest.mark.slow
 def test_a_job_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
     script = tmp_path / "job.py"

@@ -13,6 +13,7 @@ import commlib
 from commlib.communicator import Communicator
 from commlib.debug import look
 from commlib.debug.record import GPU, NAME, OPEN, Graph, descriptors, records_of
+from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
@@ -89,6 +90,15 @@ def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(
     assert f"process {children[1]} is in a container" in CliRunner().invoke(debug, [str(children[1])]).output
     for child in children:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_call_that_is_refused_after_the_end_is_in_the_record() -> None:
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=0) as comm:
+        comm.abort()
+        with pytest.raises(CommError):
+            comm.all_reduce(torch.ones(3))
+        (slot,) = [slot for record in records_of(os.getpid()) for slot in record.slots() if not slot.closed]
+        assert [(call.op, call.count) for call in slot.calls.values()] == [("all_reduce", 3)]
 
 
 def fork_and_close(comm: Communicator) -> list[bool]:

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from commlib.debug.record import records_of
 from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.flight import flights
-from commlib.tools.debug.sample import Watched, watch, whereabouts
+from commlib.tools.debug.sample import IDLE, MESSAGE, Look, Watched, blamed, watch, whereabouts
 from commlib.tools.debug.slow import Moments, RankTime, Slowness, _late, late_text, slowness
 from commlib.tools.testing import Handle, Ranks
 from tests.debug.test_debug import wait_for
@@ -185,3 +186,11 @@ def test_torchs_analyser_names_the_rank_that_left_out_a_call(three: Ranks, tmp_p
     assert "missing ranks: {2}" in text
     assert "collective: nccl:all_reduce\n" in text
     handle.join()
+
+
+def test_who_waits_itself_is_not_to_blame_but_whom_it_waits_for() -> None:
+    slot = SimpleNamespace(peers=[SimpleNamespace(pid=pid) for pid in (10, 11, 12)])
+    job: Any = SimpleNamespace(ranks={peer.pid: SimpleNamespace(slot=lambda _: slot) for peer in slot.peers})
+    for peers, wanted in (((1, 2, None), [12, 12]), ((1, 0, 0), [11, 10, 10])):  # of a ring, everyone's own
+        looks = {(10 + at, 1): IDLE if peer is None else Look(MESSAGE, peer, 0) for at, peer in enumerate(peers)}
+        assert [pid for _, pid in blamed(job, looks)] == wanted

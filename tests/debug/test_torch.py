@@ -5,6 +5,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch.distributed as dist
 
 from commlib.communicator import Communicator
 from commlib.debug import look
+from commlib.debug.jobs import _late_peers
 from commlib.debug.record import records_of
 from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
@@ -92,6 +95,15 @@ NO_MESSAGE = "the other end of recv from rank 1 (message #1, float32, 7 elements
 def test_what_keeps_the_ranks_is_named(three: Ranks, call: Call, kind: str, rank: int, text: str) -> None:
     three.start(call)
     assert wait_for(three, kind, text).ranks == (rank,)
+
+
+def test_of_ranks_that_have_not_come_the_one_furthest_behind_is_awaited() -> None:
+    process = SimpleNamespace(gone=False, halted="")
+    slots = [SimpleNamespace(entered=entered) for entered in (5, 4, 3)]
+    ranks: Any = {pid: SimpleNamespace(slot=lambda _, pid=pid: slots[pid], process=process) for pid in range(3)}
+    peers = [SimpleNamespace(pid=pid) for pid in range(3)]
+    slot: Any = SimpleNamespace(id=1, rank=0, entered=5, handed_over=False, peers=peers)
+    assert list(_late_peers(ranks, slot)) == [2, 1]
 
 
 def through_torch(comm: Communicator, path: str, seconds: float) -> None:

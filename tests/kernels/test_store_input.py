@@ -84,6 +84,7 @@ BAD = {
     "slots in the cache": (dict(k_cache=POOL[:80].view(10, 8), slots=POOL[4:6].view(torch.int32)), "slots overlaps"),
     "k with a gradient": (dict(k=with_gradient(ROWS)), "a cache requires a gradient, but store has no backward"),
     "v with a gradient": (dict(v=with_gradient(ROWS)), "requires a gradient"),
+    "K cache with a gradient": (dict(k_cache=torch.nn.Parameter(CACHE.clone())), "requires a gradient"),
     "cache with a gradient": (dict(v_cache=torch.nn.Parameter(CACHE.clone())), "requires a gradient"),
     "sparse rows": (dict(k=ROWS.to_sparse()), "but store needs dense tensors of plain bytes"),
 }
@@ -119,6 +120,12 @@ def test_tensors_with_a_gradient_are_stored_without_one():
         store(*given.values())
     assert torch.equal(given["k_cache"][1:3], ROWS)
     assert torch.equal(given["v_cache"].detach()[1:3], ROWS)
+
+
+def test_autograd_hears_that_caches_were_written():
+    given = good()
+    call(given)
+    assert [given[name]._version for name in ("k_cache", "v_cache")] == [1, 1]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

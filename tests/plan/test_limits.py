@@ -132,6 +132,12 @@ def test_a_communicator_with_a_limit_runs_what_is_best_on_so_few() -> None:
     assert ask(plan, [gather(1 << 20), gather(1 << 20, 8)], limit=20) == wanted
 
 
+def test_what_is_best_on_so_few_is_only_for_sizes_that_the_range_takes() -> None:
+    curve = [point(16, "lsa_oneshot", blocks=16, **TILES)]
+    plan = plan_of({**USUAL, "align": 16, "curve": curve}, fallback=[{"algorithm": "nccl_direct"}])
+    assert ask(plan, [gather(1 << 20), gather((1 << 20) + 8)], limit=20) == [("lsa_oneshot", 16), ("nccl_direct", 0)]
+
+
 def test_symmetric_tensors_have_the_plain_curve_and_what_copy_engines_add_to_it() -> None:
     engine = {"sms": 0, "algorithm": "engine_pull", "slower": 0.2}
     symmetric = [

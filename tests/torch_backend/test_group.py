@@ -195,20 +195,20 @@ def test_ddp_joins_ranks_with_uneven_inputs(ranks: Ranks) -> None:
     assert ranks.run(trains_uneven) == [[2.0] * (2 + rank) for rank in range(SIZE)]
 
 
-def options(comm: Communicator) -> tuple[bool, int, str]:
+def options(comm: Communicator) -> tuple[bool, int, int, str]:
     group = dist.new_group(
         pg_options=Options(
-            plan=Plan.threshold(4096, below="shm_oneshot", above="shm_twoshot"), checked=True, max_bytes="1M"
+            plan=Plan.threshold(4096, below="shm_oneshot", above="shm_twoshot"), checked=True, max_bytes="1M", max_sms=4
         )
     )
     with pytest.raises(TypeError, match=r"pg_options is of type int, but backend 'commlib' takes .*Options"):
         dist.new_group(pg_options=3)
     made = communicator(group)
-    return made.options.checked, made.options.max_bytes, made.plan.source
+    return made.options.checked, made.options.max_bytes, made.options.max_sms, made.plan.source
 
 
 def test_options_of_a_group_are_those_of_init(ranks: Ranks) -> None:
-    assert {told[:2] for told in ranks.run(options)} == {(True, 1 << 20)}
+    assert {told[:3] for told in ranks.run(options)} == {(True, 1 << 20, 4)}
 
 
 def disagrees(comm: Communicator, how: str) -> str:
