@@ -278,7 +278,7 @@ REFUSED = {
         ("--time 5x", "'5x' is no finite time above 0: write 5, 5s, 2m or 1h"),
     ],
     "bench -n 2": [
-        ("all_reduces", "no collective 'all_reduces'; did you mean all_reduce?; there are all_reduce, "),
+        ("all_reduces", "no collective 'all_reduces'; did you mean all_reduce? there are all_reduce, "),
         ("--dtype float31", "no element type 'float31'; there are float64, "),
         ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
         ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
@@ -325,7 +325,7 @@ REFUSED = {
     "plan": [
         (
             "explain all_reduse",
-            "no collective 'all_reduse'; did you mean all_reduce?; there are all_reduce, all_gather",
+            "no collective 'all_reduse'; did you mean all_reduce? there are all_reduce, all_gather",
         ),
         ("explain all_reduce --bytes big", "--bytes big:"),
         (f"explain all_reduce --results {__file__}", "not JSON"),
