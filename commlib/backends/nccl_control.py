@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from functools import partial
 from typing import Any
 
@@ -182,13 +181,14 @@ def within(timeout_s: float, what: str, call: Callable[[], Any]) -> Any:
             torch.cuda.set_device(device)  # a new thread starts on device 0
         return call()
 
+    outcome = Worker(what).submit(run)
     try:
-        return Worker(what).submit(run).result(timeout_s)
-    except FutureTimeout:
-        raise CommTimeout(f"{what} did not return within {timeout_s:g} s") from None
+        return outcome.result(timeout_s)
     except CommError:
         raise
     except Exception as error:
+        if not outcome.done():
+            raise CommTimeout(f"{what} did not return within {timeout_s:g} s") from None
         raise CommError(f"{what}: {error}") from error
 
 

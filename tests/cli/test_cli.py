@@ -317,6 +317,8 @@ REFUSED = {
     "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention|radix` measures")],
     "radix": [("simulate t", "was removed; run make_traces.py and simulate.py in benchmarks/radix")],
     "tune -n 2": [
+        ("--penalty 0.1", "no option --penalty; it is --margin now"),
+        ("--resume", "no option --resume; `commlib tune` writes the plan after each table"),
         ("all_reduces", "no collective 'all_reduces'"),
         ("-b 1M -e 1K", "must be 1048576 or more, as -b"),
         ("-b 0 -e 0", "-e is 0 bytes, but must be 1 or more"),

@@ -17,6 +17,10 @@ REMOVED = {
 OPTIONS = {
     "--world": "it is -n/--ranks now",
     "--seconds": "it is --time now",
+    "--penalty": "it is --margin now",
+    "--resume": "`commlib tune` writes the plan after each table: name the collectives that are left",
+    "--force": "`commlib tune` writes nothing that is slower than the fastest by --margin",
+    "--seed": "nothing here is drawn at random",
     "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
 }
 """An option that a command has no more, and what does its work now."""

@@ -43,7 +43,7 @@ def _names(what: str) -> Callable[..., tuple[Any, ...]]:
 @click.option("--algorithms", default="all", callback=_names("algorithm"), help="all, or names: a,b.")
 @click.option("--time", "seconds", type=Seconds(), help="Total: 90, 60s or 5m.  [default: 60s per operation]")
 @click.option("--margin", default=0.05, type=Finite(0, 1), help="Share of time a change must gain.")
-@click.option("--spare", default=0.03, type=Finite(0, 1), help="Share of time given for fewer SMs of a GPU.")
+@click.option("--spare", default=0.03, type=Finite(0, 1), help="Share of time spent for fewer SMs of a GPU.")
 @click.option("--backend", default="auto", help="auto, nccl, shm or torch.")
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="With -n.")
 @click.option("--plan", help="Plan to start from.  [default: the one that init() takes here]")
