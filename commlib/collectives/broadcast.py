@@ -7,9 +7,9 @@ from torch.distributed import BroadcastOptions
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
-from commlib.collectives.params import CHUNKS
+from commlib.collectives.params import CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Collective
-from commlib.collectives.variants import chunks, engines
+from commlib.collectives.variants import chunks, engines, two_phases_of_lines
 
 
 def torch_direct(backend: TorchBackend, x: torch.Tensor, src: int) -> None:
@@ -34,6 +34,7 @@ BROADCAST = Collective(
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl"),
         LINES_MOVE,
+        Algorithm("lsa_ll128_twoshot", "nccl", kernel="broadcast", params=PACKETS, variants=two_phases_of_lines),
         PIPES_MOVE,
         Algorithm("engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=engines),
         Algorithm("torch_direct", "torch", run=torch_direct),
