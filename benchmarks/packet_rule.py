@@ -65,6 +65,19 @@ def moved(steps: int, rank: int, peers: list[int], lengths: dict[tuple[int, int]
                         yield what, number, peer
 
 
+def from_root(steps: int, rank: int, root: int, peers: list[int]) -> Iterator[Op]:
+    """broadcast_in_parts, in collectives/broadcast/lsa_ll128_twoshot.cu: parts are taken from the root alone."""
+    for k in range(steps):
+        if rank != root:
+            yield "take", 2 * k, root
+        elif k == 0:
+            yield from (("send", 0, peer) for peer in peers)
+        yield from (("send", 2 * k + 1, peer) for peer in peers)
+        if rank == root and k + 1 < steps:
+            yield from (("send", 2 * k + 2, peer) for peer in peers)
+        yield from (("take", 2 * k + 1, peer) for peer in peers)
+
+
 @dataclass(frozen=True)
 class Rows:
     """PacketRows, in row_packets.cuh: rows of so many steps, taken `at_once`; `ahead`: of the row before."""
@@ -130,6 +143,8 @@ def calls_in_a_row(world: int, draw: random.Random, kinds: str, slots: int) -> l
                 ops, used = moved(steps, rank, peers, lengths), -(-steps // AHEAD) * AHEAD
             elif kind == "rows":
                 ops, used = in_rows.ops(rank, world), in_rows.count * in_rows.steps
+            elif kind == "from_root":
+                ops, used = from_root(steps, rank, of_round % world, peers), 2 * steps
             elif kind == "exchange":
                 ops, used = exchanged(steps, of_round, peers), steps
             else:
@@ -190,7 +205,7 @@ def main() -> int:
     """Draw calls for two to four ranks under both rules; with one slot less, some must be unsafe."""
     faults = []
     for slots, looks_back in (FLAGS, LAMPORT):
-        kinds = f"{WITHOUT_MOVES} moves" if (slots, looks_back) == FLAGS else WITHOUT_MOVES
+        kinds = f"{WITHOUT_MOVES} moves from_root" if (slots, looks_back) == FLAGS else WITHOUT_MOVES
         for world in (2, 3, 4):
             draw = random.Random(world)
             found = (unsafe(calls_in_a_row(world, draw, kinds, slots), slots, looks_back) for _ in range(DRAWS))

@@ -29,6 +29,9 @@ BROADCAST = Collective(
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl"),
         rows.LINES_MOVE,
+        Algorithm(
+            "lsa_ll128_twoshot", "nccl", kernel="broadcast", params=rows.PACKETS, variants=rows.two_phases_of_lines
+        ),
         rows.PIPES_MOVE,
         Algorithm(
             "engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=rows.engines

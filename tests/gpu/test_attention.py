@@ -21,12 +21,12 @@ def near(problem, found):
 
 
 @pytest.mark.parametrize("part", range(10))
-def test_500_random_tables(part):
+def test_random_tables(part):
     """A shape for each part, so that little is compiled; tables, lengths, holes and NaN are new each time."""
     page, group, dim = list(product((1, 16, 64), (1, 8), (64, 128)))[part]
     fixed = {"page": page, "group": group, "dim": dim, "kv_heads": 2, "dtype": torch.bfloat16, "layout": "NHD"}
     fixed |= {"integers": torch.int32, "heads": False, "indexed": part % 2 == 0, "started": part % 4 > 1}
-    for at in range(50):
+    for at in range(12):
         problem = random_problem(1000 * part + at, 600, fp8=at % 10 == 9, **fixed)
         for options in ({}, {"split_tokens": 64}):
             near(problem, problem.call(DEVICE, **options))

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlib import env
 from commlib.bootstrap import connect
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator, create
 from commlib.tools.testing import Ranks
 from commlib.tools.testing.conformance import EVERY_SIZE, Scope, check_algorithm
+from tests import hosts
 from tests.gpu.conftest import GPUS
 from tests.programs.launched import free_port
 
@@ -33,15 +33,10 @@ def gpu_ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-def on_hosts_of_their_own(world: Any, **options: Any) -> Communicator:
-    """Make a communicator of ranks that count as on several hosts."""
-    os.environ[env.HOST.name] = f"host{world.rank}"
-    return create(world, timeout_s=60.0)
-
-
 @pytest.fixture(scope="module")
 def ranks_apart() -> Iterator[Ranks]:
-    with Ranks(min(GPUS, 4), create=on_hosts_of_their_own, deadline_s=120.0) as ranks:
+    world = min(GPUS, 4)
+    with Ranks(world, create=hosts.create, hosts="abcd"[:world], timeout_s=60.0, deadline_s=120.0) as ranks:
         yield ranks
 
 
