@@ -13,6 +13,7 @@ from commlib.communicator import Communicator
 from tests.gpu.on_ranks import on_every_rank
 from tests.gpu.rows import differ, drawn, expected, of_ranks
 from tests.gpu.steady import pinned
+from tests.pairs import pairwise
 
 OP = "all_reduce_rms_norm"
 # Those of tiles take rows of at most 16 KiB; for longer ones the plan's fallback runs.
@@ -77,11 +78,10 @@ def test_rows_of_every_width_and_type_have_the_bits_of_the_reference(comm: Commu
 def test_every_form_and_quantisation_has_the_bits_of_the_reference(comm: Communicator, algorithm: str) -> list[str]:
     found = []
     with pinned(comm, OP, algorithm):
-        for dtype, form in itertools.product(TYPES, FORMS):
-            for more in ({}, {"alone": True}, {"weight_dtype": torch.float32}):
-                bias = {} if "bias" not in form else {"bias": BIAS.to(more.get("weight_dtype", dtype))}
-                found.append(((dtype, form, more), Case(comm, 5, 2880, dtype, **{**form, **bias, **more}).wrong()))
-        for dtype, form, width in itertools.product(TYPES, QUANTS, (128, 896, 4096, 8192)):
+        for dtype, form, more in pairwise(TYPES, FORMS, ({}, {"alone": True}, {"weight_dtype": torch.float32})):
+            bias = {} if "bias" not in form else {"bias": BIAS.to(more.get("weight_dtype", dtype))}
+            found.append(((dtype, form, more), Case(comm, 5, 2880, dtype, **{**form, **bias, **more}).wrong()))
+        for dtype, form, width in pairwise(TYPES, QUANTS, (128, 896, 4096, 8192)):
             found.append(((dtype, form, width), Case(comm, 5, width, dtype, **form).wrong()))
     return said(iter(found))
 
