@@ -1,6 +1,7 @@
 # Each target installs what it needs into .venv first; `make help` lists them.
 N ?= 2          # ranks of `make bench`, `make test-one-gpu` and `make test-torch`
 ARGS ?=         # more arguments: make bench ARGS="all_reduce -e 1M", make test ARGS="-k conformance"
+TAG ?=          # of `make release`: checked against the version
 MODE ?=         # --cpu or --gpu; found out when empty
 # That run tests; more than four would share too few cores with the ranks. On GPUs one, whose ranks have them for themselves.
 WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,$(shell n=$$(nproc); echo $$((n < 4 ? n : 4))))
@@ -9,7 +10,7 @@ bin := .venv/bin
 pytest = $(bin)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 .DEFAULT_GOAL := help
-.PHONY: help setup build bench test test-all test-one-gpu test-torch test-engines hangs sanitize lint format docs clean
+.PHONY: help setup build bench test test-all test-one-gpu test-torch test-engines hangs sanitize lint format docs release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +66,9 @@ docs: setup ## write the generated pages, and of all pages a site with a search:
 	$(bin)/python docs/generate.py
 	$(bin)/python -m sphinx -q -W --keep-going -c docs -d build/site-cache . build/site
 	@echo wrote build/site/index.html
+
+release: setup ## build sdist and wheel into dist/; install the wheel into an empty environment and test it
+	@launch/release.sh $(TAG)
 
 clean: ## remove what was built and cached; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .venv/commlib-setup.sha256

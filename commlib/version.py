@@ -1,3 +1,3 @@
 """The version of commlib, which pyproject.toml repeats."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -308,9 +308,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REPORTS = sorted((ROOT / "docs/reports").iterdir())
 RESULTS = sorted((ROOT / "benchmarks/results").iterdir())
 UNITS = {"KiB": 10, "MiB": 20}
-# Which part of the file a pair of columns is, and the labels that its names of libraries stand for.
-PARTS = {"2": 2, "4": -1}
-LABELS = {"NCCL windows": "nccl_symmetric", "torch symmetric": "symm_", "FlashInfer": "flashinfer", "SGLang": "sglang"}
+PARTS = {2: 2, 4: 0}  # GPUs of a half of the README's table: part of the file
+LABELS = {"NCCL": "nccl", "FlashInfer": "flashinfer", "SGLang": "sglang"}
 
 
 def test_a_file_has_documents_with_rows_and_a_line_for_each_and_right_values() -> None:
@@ -335,18 +334,15 @@ def test_a_report_is_small_and_whole_and_made_again_from_its_documents(path: Pat
     assert {file.name for file in made.path.iterdir()} == before
 
 
-def cells() -> list[tuple[str, str, str, str, str]]:
+def readme_tables() -> list[list[str]]:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    table = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    head, *rows = [row for row in table if len(row) == 7]
-    gpus = [re.match(r"(\d) × H100", head[at])[1] for at in (1, 4)]
-    return [(size, gpus[half], *rest[3 * half : 3 * half + 3]) for size, *rest in rows for half in (0, 1)]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
-def rows_of(gpus: str, size: str) -> list[Row]:
-    documents = unpacked(json.loads((ROOT / "benchmarks/results/bench_h100.json").read_text(encoding="utf-8")))
+def rows_of(file: str, gpus: int, size: str) -> list[Row]:
+    documents = unpacked(json.loads((ROOT / "benchmarks/results" / file).read_text(encoding="utf-8")))
     document = documents[PARTS[gpus]]
-    assert document["config"]["ranks"] == int(gpus)
+    assert document["config"]["ranks"] == gpus
     number, unit = size.split()
     wanted = int(number) << UNITS[unit]
     return [row for row in measured(document["rows"]) if (row["op"], row["size"]) == ("all_reduce", wanted)]
@@ -356,14 +352,29 @@ def about(value: float, text: str) -> bool:
     return abs(value - float(text)) <= 0.5 * 10 ** -len(text.partition(".")[2]) + 1e-9
 
 
-@pytest.mark.parametrize(("size", "gpus", "ours", "other", "ratio"), cells())
-def test_a_line_of_the_table_is_of_the_results(size: str, gpus: str, ours: str, other: str, ratio: str) -> None:
-    rows = rows_of(gpus, size)
-    chosen = [row for row in rows if row["ours"] and row["chosen"] and row["placement"] == "plain"]
-    plan = median_us(min(chosen, key=lambda row: row["in_place"]))  # out of place, where it was measured
-    best = min(rivals(rows), key=median_us)
-    name, _, time = other.rpartition(" ")
-    assert about(plan, ours.split(maxsplit=1)[0])
-    assert about(median_us(best), time)
-    assert best["algorithm"].startswith(LABELS.get(name, name.lower()))
-    assert about(median_us(best) / plan, ratio)
+def test_the_readme_s_times_are_of_the_results_and_the_fastest_is_bold() -> None:
+    head, *rows = [row for row in readme_tables() if len(row) == 9]
+    assert len(rows) > 5
+    for size, *cells in rows:
+        for gpus, at in ((2, 0), (4, 4)):
+            assert head[at + 1] == f"{gpus} × H200: commlib"
+            found = rows_of("bench_4_h200.json", gpus, size)
+            ours = [row for row in found if row["ours"] and row["chosen"] and row["placement"] == "plain"]
+            times = [min(median_us(row) for row in ours if not row["in_place"])]
+            for name in head[at + 2 : at + 5]:
+                label = LABELS[name]
+                times.append(min(median_us(row) for row in rivals(found) if row["algorithm"].startswith(label)))
+            shown = cells[at : at + 4]
+            assert all(about(time, cell.strip("*")) for time, cell in zip(times, shown, strict=True)), (size, shown)
+            assert [cell.startswith("**") for cell in shown] == [time == min(times) for time in times], (size, shown)
+            assert min(times) <= min(map(median_us, rivals(found))), f"{size}: a library without a column is faster"
+
+
+def test_what_the_readme_calls_measured_is_in_the_results() -> None:
+    documents = [one for path in RESULTS for one in unpacked(json.loads(path.read_text(encoding="utf-8")))]
+    prints = [document.get("fingerprint", {}) for document in documents]
+    for hardware, ranks, _, nccl, torch, state in [row for row in readme_tables() if len(row) == 6]:
+        for gpu in hardware.split(", ") if state.startswith("measured") and "CPU" not in hardware else []:
+            for count in ranks.split(", "):
+                there = [one for one in prints if gpu in one.get("gpu", "") and one["gpus"] == int(count)]
+                assert any(one["nccl"] == nccl and one["torch"].startswith(torch) for one in there), (gpu, count)
