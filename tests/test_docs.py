@@ -81,12 +81,6 @@ def test_a_diff_applies(block, tmp_path):
     assert result.returncode == 0, f"show it as it is now: {result.stderr}"
 
 
-def test_every_source_file_says_what_it_is():
-    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", (ROOT / "docs/files.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(rows) > 200
-    assert [name for name, purpose in rows if not purpose] == [], "open the file with one sentence"
-
-
 def test_the_layers_are_those_of_the_contract():
     (block,) = blocks("layers")
     shown = {}
