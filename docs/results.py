@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -44,6 +46,7 @@ PIVOTS = {
         "time_us.p50",
     ),
     "commlib.norms": (("width",), "tokens", "way", "us"),
+    "commlib.beside": (("case", "left_free"), "way", "op", "product_slower.median"),
     "commlib.late": (("candidate",), "bytes", "late_us", "us"),
     "commlib.tp_prefill": ((), "tokens", "way", "us"),
     "commlib.unaligned": (("op",), "bytes", "case", "us"),
@@ -67,7 +70,7 @@ Row = dict[str, Any]
 
 def page(machine: str) -> str:
     """Return the page of one machine: first what another library makes faster, then every document."""
-    paths = sorted(FOLDER.glob(f"*_{machine}.json"))
+    paths = sorted(FOLDER.glob(f"*_{machine}.json"), key=lambda path: (not path.name.startswith("bench"), path.name))
     parts = [
         (path.name, number, document)
         for path in paths
@@ -118,9 +121,19 @@ def _about(document: Mapping[str, Any]) -> Iterator[str]:
     for key, value in flat({key: value for key, value in document.items() if key not in HIDDEN | NOT_FACTS}):
         if _shown(key, value):
             facts.append(f"{key.replace('_', ' ').replace('.', ' ')} {_number(value)}")
+    if about := _script(document["command"]):
+        yield from (about, "")
     yield from ("; ".join(facts) + ".", "", "```text", document["command"], "```")
     if note := document.get("note"):
         yield from ("", note)
+
+
+def _script(command: str) -> str:
+    """Return the first line of the script in benchmarks/ that a command runs."""
+    name = re.search(r"python (?:-m tests\.gpu\.|benchmarks/(?:\w+/)*)(\w+)", command)
+    path = FOLDER.parent / f"{name[1]}.py" if name else FOLDER
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def _tables(document: Mapping[str, Any]) -> Iterator[str]:
@@ -164,8 +177,8 @@ def _library(document: Mapping[str, Any], row: Any) -> str:
 def _pivot(common: Sequence[str], line: str, column: str, value: str, rows: Sequence[Row]) -> Iterator[str]:
     shared = [key for key in common if key != line]
     for table in grouped(rows, lambda row: tuple(row.get(key) for key in shared)):
-        if name := ", ".join(f"{key} {table[0][key]}" for key in shared if table[0].get(key) not in (None, "", False)):
-            yield from (f"**{name}**", "")
+        name = ", ".join(f"{key} {table[0][key]}" for key in shared if table[0].get(key) not in (None, "", False))
+        yield from (f"**{name}** `{value}`" if name else f"`{value}`", "")
         lines: dict[Any, Row] = {}
         for row in table:
             at = lines.setdefault(row[line], {line: _size(row[line]) if line in ("size", "bytes") else str(row[line])})
