@@ -20,8 +20,15 @@ CONTENTS = {
         "from_sglang_radix_cache",
     ),
     "Measure": ("report", "benchmarks", "profiling", "from_nccl_tests_and_osu"),
+    "Results": (
+        "results_h200",
+        "results_h100",
+        "results_xeon_2_cores",
+        "results_xeon_32_cores",
+        "results_epyc_2_cores",
+    ),
     "Inside": ("architecture", "shm", "gpu", "extending", "../CONTRIBUTING"),
-    "Look up": ("cli", "documents", "environment", "files", "../CHANGELOG"),
+    "Look up": ("cli", "documents", "environment", "../CHANGELOG"),
 }
 
 project = html_title = "commlib"
