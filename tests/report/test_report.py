@@ -358,7 +358,7 @@ def test_the_readme_s_times_are_of_the_results_and_the_fastest_is_bold() -> None
     for size, *cells in rows:
         for gpus, at in ((2, 0), (4, 4)):
             assert head[at + 1] == f"{gpus} × H200: commlib"
-            found = rows_of("bench_4_h200.json", gpus, size)
+            found = rows_of("bench_h200.json", gpus, size)
             ours = [row for row in found if row["ours"] and row["chosen"] and row["placement"] == "plain"]
             times = [min(median_us(row) for row in ours if not row["in_place"])]
             for name in head[at + 2 : at + 5]:
