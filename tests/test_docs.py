@@ -4,7 +4,7 @@ A fenced block is executed when its info string asks for it (test_commands.py ru
 
     python ranks=N       runs on N live ranks, with `comm`, `torch` and `commlib`; `checked`: in checked mode
     json plan            is a plan
-    diff                 applies to the sources as they are
+    diff                 applies to the sources as they are, as do the files docs/*/*.diff
 """
 
 import re
@@ -36,17 +36,13 @@ def blocks(language, word=None):
 
 
 def each(found):
-    return pytest.mark.parametrize(
-        "block", [pytest.param(block, id=name_of(block), marks=marks_of(block)) for block in found]
-    )
+    slow = [[pytest.mark.slow] if "torch.compile(" in block.text else [] for block in found]
+    named = [pytest.param(block, id=name_of(block), marks=marks) for block, marks in zip(found, slow, strict=True)]
+    return pytest.mark.parametrize("block", named)
 
 
 def name_of(block):
     return f"{Path(block.page).stem}:{block.line}"
-
-
-def marks_of(block):
-    return [pytest.mark.slow] if "torch.compile(" in block.text else []
 
 
 def execute(comm, source):
@@ -72,12 +68,14 @@ def test_a_plan_is_one(block):
     assert Plan.parse(block.text, block.page).rules
 
 
-@each(blocks("diff"))
-def test_a_diff_applies(block, tmp_path):
-    patch = tmp_path / "shown.diff"
-    patch.write_text(block.text, encoding="utf-8")
-    command = ["git", "-C", str(ROOT), "apply", "--check", "--unidiff-zero", str(patch)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+DIFFS = {name_of(block): block.text for block in blocks("diff")}
+DIFFS |= {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*/*.diff"))}
+
+
+@pytest.mark.parametrize("name", DIFFS)
+def test_a_diff_applies(name):
+    command = ["git", "-C", str(ROOT), "apply", "--check", "--unidiff-zero", "-"]
+    result = subprocess.run(command, input=DIFFS[name], capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"show it as it is now: {result.stderr}"
 
 

@@ -1,7 +1,6 @@
-"""docs/extending.md: its diffs, all of them together in a copy of the sources, build, and what they add works."""
+"""docs/extending.md: all its diffs together, in a copy of the sources, build, and what they add works."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.test_stress import ROOT, tool
+from tests.pages import blocks_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # on a busy machine
 
@@ -26,9 +26,9 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Run:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("CMakeLists.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, copy)
-    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-    diffs = re.findall(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(diffs) > 5
+    diffs = [block.text for block in blocks_of("docs/extending.md") if block.language == "diff"]
+    diffs += [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/extending").glob("*.diff"))]
+    assert len(diffs) > 8
     for diff in diffs:
         said(["git", "apply", "--unidiff-zero", "-"], copy, given=diff)
     ninja, build = tool("ninja"), copy / "build"
