@@ -5,12 +5,13 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from commlib.communicator import Communicator, create
-from commlib.core.setup import pin_core
+from commlib.core.setup import pin_core, split
 from commlib.errors import PlanMismatch
 from commlib.plan import Plan, shipped_plan, user_path
 from commlib.tools.testing import RankError, Ranks
@@ -133,6 +134,14 @@ def test_ranks_are_pinned_by_their_numbers_on_their_host(monkeypatch: pytest.Mon
     for rank, local_rank in enumerate((0, 1, 2, 0)):
         pin_core(SimpleNamespace(rank=rank, local_rank=local_rank))  # type: ignore[arg-type]
     assert taken == [{4}, {7}, {4}, {4}]
+
+
+def test_what_a_split_has_made_is_closed_where_the_parent_does_not_go_on() -> None:
+    parent, made = mock.MagicMock(rank=0, size=1), mock.Mock()
+    parent.all_gather_object.side_effect = [[(0, 0)], KeyboardInterrupt]
+    with pytest.raises(KeyboardInterrupt):
+        split(parent, 0, 0, lambda world: made)
+    made.close.assert_called_once_with()
 
 
 def pinned(comm: Communicator) -> tuple[str, bool, str, str]:

@@ -152,6 +152,11 @@ def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pyte
     assert (call.op, call.num_bytes, call.seconds, call.usual_s, call.late) == ("broadcast", 32, 0.5, 0.01, None)
 
 
+def test_the_late_rank_took_more_than_half_of_what_is_beyond_the_usual_time() -> None:
+    calls = [SlowCall("broadcast", 8, "float32", 1.0, 0.6, {1: 0.1, 2: waited}) for waited in (0.3, 0.15)]
+    assert [call.late for call in calls] == [2, None]
+
+
 def test_a_call_that_takes_less_than_a_millisecond_more_is_not_slow() -> None:
     hooks, told = Hooks(SimpleNamespace(recorded_as=0)), []  # type: ignore[arg-type]
     hooks.on_slow(told.append, 2.0)

@@ -246,9 +246,11 @@ def test_a_fingerprint_names_the_machine_and_keeps_secrets(monkeypatch: pytest.M
     monkeypatch.setenv("COMMLIB_BIND", "core")
     monkeypatch.setenv("COMMLIB_PLAN", "somewhere/plan.json")
     monkeypatch.setenv("SECRET_TOKEN", "abc")
+    monkeypatch.setenv("COMMLIB_SECRET", "abc")
     found_here = fingerprint()
     assert {"cpu", "cores", "kernel", "torch", "commlib", "python"} <= set(found_here)
     assert found_here["settings"]["COMMLIB_BIND"] == "core"
+    assert "abc" not in settings().values()
     assert set(settings()) <= {"COMMLIB_BIND", "OMP_NUM_THREADS", *settings()} - {"COMMLIB_PLAN", "SECRET_TOKEN"}
 
 

@@ -1,15 +1,19 @@
-"""Which bootstrap a process has: by a launcher's variables, by name, or by rank, size and address."""
+"""Which bootstrap a process has: by a launcher's variables, by name, or by rank, size and address; its deadline."""
 
+import io
 import os
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import commlib
 from commlib.bootstrap import connect, find
 from commlib.bootstrap.launchers import LOCAL, ExplicitRank, explicit_rank, first_host, slurm_address
-from commlib.bootstrap.world import ProcessInfo, SingleWorld
+from commlib.bootstrap.local_world import UnixSocketWorld
+from commlib.bootstrap.rendezvous_server import message
+from commlib.bootstrap.world import Identity, ProcessInfo, SingleWorld
 
 ROOT = Path(__file__).parents[2]
 
@@ -180,3 +184,11 @@ def test_a_descriptor_that_has_the_number_of_the_launchers_pipe_is_not_taken_for
     assert LOCAL.detect(variables) is None
     for fd in (read, write, *other):
         os.close(fd)
+
+
+def test_an_answer_that_says_who_is_missing_does_not_lengthen_the_wait():
+    answers = message(["waiting", "rank 1"]) + message(["all", ""], [b"x"])
+    channel = mock.Mock(**{"fileno.return_value": 3, "makefile.return_value": io.BytesIO(answers)})
+    assert UnixSocketWorld("test", Identity(0, 1), channel, "rank 0", None).all_gather(b"", 10.0) == [b"x"]
+    first, later = [call.args[0] for call in channel.settimeout.call_args_list]
+    assert later < first

@@ -1,5 +1,6 @@
 """The reduce kernels give the same bits at every x86-64 level, for any bit pattern."""
 
+import math
 import platform
 import zlib
 from itertools import product
@@ -19,10 +20,13 @@ COUNT = 999
 
 
 def patterns(rank: int, dtype: torch.dtype) -> torch.Tensor:
-    """Random bits: NaN, infinities, denormals and all."""
+    """Random bits: NaN, infinities, denormals and all; the first ones are infinities that add up to NaN."""
     generator = torch.Generator().manual_seed(rank)
     raw = torch.randint(0, 256, (COUNT * dtype.itemsize,), generator=generator, dtype=torch.uint8)
-    return raw.view(dtype)
+    x = raw.view(dtype)
+    if dtype.is_floating_point:
+        x[0] = math.inf if rank else -math.inf
+    return x
 
 
 def reduce_patterns(comm: Communicator) -> tuple[list[str], dict[str, int]]:

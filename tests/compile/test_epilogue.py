@@ -275,12 +275,17 @@ def test_what_native_code_tells_the_builder_of_kernels_is_compiled(
         assert epilogue.symbol in symbol
 
 
-def test_another_source_is_another_kernel() -> None:
+def test_another_source_or_other_numbers_are_another_kernel() -> None:
     made = [
         commlib.epilogue(f"store(out, x * {factor});", outputs=OUT, reference=lambda x: x)
         for factor in ("2.f", "3.f", "3.f")
     ]
+    made += [
+        commlib.epilogue("store(out, x * (a - b));", outputs=OUT, numbers=names, reference=lambda x, a, b: x * (a - b))
+        for names in (["a", "b"], ["b", "a"])
+    ]
     assert made[0].symbol != made[1].symbol == made[2].symbol
+    assert made[3].symbol != made[4].symbol
     assert made[0].symbol in made[0].text
 
 
@@ -323,6 +328,13 @@ def test_a_compiled_call_runs_on_the_communicator_it_is_given(comm: Communicator
     with comm.split(comm.rank) or comm as alone:
         found = [float(graph(made, torch.full((1, 8), 127.0))) for made in (comm, alone, comm)]
     assert found == [2.0, 1.0, 2.0]
+
+
+@on_ranks(2)
+def test_what_is_traced_of_a_reduce_writes_on_its_root_only(comm: Communicator) -> None:
+    x = torch.full((8,), comm.rank + 1.0)
+    operators._TRACED["reduce"](comm.dispatcher.calls, None, x, 0, "sum")
+    assert x.tolist() == [3.0 if comm.rank == 0 else 2.0] * 8
 
 
 def test_an_epilogue_declared_after_dynamo_was_loaded_is_ordered_too(comm: Communicator) -> None:

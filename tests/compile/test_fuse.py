@@ -13,7 +13,7 @@ from tests.fused import EPS, OURS, WIDTH, drawn, fused, huggingface
 from tests.on_ranks import on_ranks
 from tests.programs.launched import launched
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow  # what is compiled
 
 # --- how models write the norm ----------------------------------------------------------------------------------------
 
@@ -88,11 +88,13 @@ def by_group(device):
     ]
 
 
+@slow
 @on_ranks(2)
 def test_every_spelling_of_the_norm_behind_a_communicators_all_reduce_is_fused(comm):
     assert every_spelling(comm, comm.all_reduce, CASES) == []
 
 
+@slow
 def test_every_spelling_of_the_norm_behind_torchs_all_reduce_is_fused(shm_ranks):
     assert shm_ranks.run(launched, by_group, "commlib", world=2) == [[]] * 2
 
@@ -193,6 +195,7 @@ KEPT = [
 ]
 
 
+@slow
 @pytest.mark.parametrize("kept", KEPT)
 def test_what_is_not_the_same_is_not_fused(comm, kept):
     def of_a_sum(comm, x, residual, weight):
@@ -212,6 +215,7 @@ def test_what_is_not_the_same_is_not_fused(comm, kept):
 # --- what else a graph has --------------------------------------------------------------------------------------------
 
 
+@slow
 def test_the_size_of_a_batch_is_no_residual_and_no_weight(comm):
     def program(x, weight):
         h = comm.all_reduce(x * 2) + x.shape[0]
@@ -224,6 +228,7 @@ def test_the_size_of_a_batch_is_no_residual_and_no_weight(comm):
     assert torch.equal(values, program(x, weight))
 
 
+@slow
 def test_a_sum_that_is_the_next_residual_too_is_fused_without_one(comm):
     def program(x, weight):
         total = comm.all_reduce(x * 2)
@@ -235,6 +240,7 @@ def test_a_sum_that_is_the_next_residual_too_is_fused_without_one(comm):
     assert torch.equal(values[1], program(x, weight)[1])
 
 
+@slow
 def test_of_two_norms_of_one_sum_the_first_is_fused(comm):
     def program(x, residual, weight):
         h = comm.all_reduce(x * 2) + residual
@@ -246,6 +252,7 @@ def test_of_two_norms_of_one_sum_the_first_is_fused(comm):
     assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(values, program(*args), strict=True))
 
 
+@slow
 def test_a_fused_call_keeps_its_place_among_the_collectives(comm):
     def program(x, residual, weight):
         largest = comm.all_reduce(x * 1, "max")
@@ -258,6 +265,7 @@ def test_a_fused_call_keeps_its_place_among_the_collectives(comm):
     assert (count, ordered) == (1, ["commlib::all_reduce", OURS, "commlib::barrier", "commlib::broadcast"])
 
 
+@slow
 def test_a_norm_behind_a_parameter_of_the_graph_that_changes_is_fused_out_of_place(comm):
     def program(x, weight):
         comm.all_reduce(x)  # an input of the graph
@@ -272,14 +280,14 @@ def test_a_norm_behind_a_parameter_of_the_graph_that_changes_is_fused_out_of_pla
     assert torch.allclose(values, expected, rtol=1e-6, atol=1e-6)
 
 
-def graph_with_torchs_own_norm(device):
+def graph_with_torchs_own_norm(device, redop="sum"):
     """Make the graph by hand: on CPUs torch takes this norm apart."""
     x, weight = torch.empty(4, WIDTH, device="meta"), torch.empty(WIDTH, device=device)
     graph = torch.fx.Graph()
     token, given, factor = (graph.placeholder(name) for name in ("token", "x", "weight"))
     ordered, aten = torch.ops.higher_order.with_effects, torch.ops.aten
     calls = [
-        graph.call_function(ordered, (token, torch.ops.commlib.all_reduce.default, given, "sum", given, 3, "name"))
+        graph.call_function(ordered, (token, torch.ops.commlib.all_reduce.default, given, redop, given, 3, "name"))
     ]
     calls += [graph.call_function(operator.getitem, (calls[0], 1))]
     calls += [graph.call_function(aten._fused_rms_norm.default, (calls[1], [WIDTH], factor, 1e-3))]
@@ -300,10 +308,12 @@ def test_torchs_own_norm_of_gpus_is_fused_and_the_call_keeps_its_limit():
     assert not graph.find_nodes(op="call_function", target=torch.ops.aten._fused_rms_norm.default)
 
 
-def test_a_weight_on_another_device_is_not_fused():
-    assert commlib.fuse(graph_with_torchs_own_norm("cpu")[0]) == 0
+@pytest.mark.parametrize(("device", "redop"), [("cpu", "sum"), ("meta", "max")])
+def test_a_weight_on_another_device_and_what_is_no_sum_are_not_fused(device, redop):
+    assert commlib.fuse(graph_with_torchs_own_norm(device, redop)[0]) == 0
 
 
+@slow
 def test_gradients_are_those_of_the_graph_without_the_pass(comm):
     def program(x, residual, weight):
         h = comm.all_reduce(x * 2) + residual
@@ -319,6 +329,7 @@ def test_gradients_are_those_of_the_graph_without_the_pass(comm):
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(*found, strict=True))
 
 
+@slow
 @on_ranks(2)
 def test_each_communicator_keeps_its_own_sums(comm):
     x, weight = drawn(comm.rank, 4, WIDTH), drawn(9, WIDTH)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import World, named
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator, create
@@ -40,12 +40,12 @@ def repeat_pulled(comm: Communicator, name: str) -> float:
     return repeat(comm, name, 1 << 20)
 
 
-def stay_away(comm: Communicator, late: int) -> float:
-    """Return how long the others wait for one rank, which stays away until the communicator ends."""
+def stay_away(comm: Communicator, late: list[int]) -> float:
+    """Return how long the others wait for ranks that stay away until the communicator ends."""
     comm.barrier()
     start = time.monotonic()
-    with pytest.raises(CommTimeout, match=rf"rank {late} did not come to all_reduce #2 .*within 1 s"):
-        while comm.rank == late:
+    with pytest.raises(CommTimeout, match=rf"^{named(late)} did not come to all_reduce #2 .*within 1 s"):
+        while comm.rank in late:
             comm.check()
             time.sleep(0.01)
         comm.all_reduce(torch.ones(3))
@@ -73,10 +73,13 @@ def rank_0_waits_least(world: World, **options: object) -> Communicator:
     return create(world, timeout_s=30.0 if world.rank else 1.0, **options)  # type: ignore[arg-type]
 
 
-def receive_another_type(comm: Communicator, both_ways: bool) -> str:
-    x = torch.ones(5, dtype=(torch.float32, torch.int32)[comm.rank])
+def receive_another_type(comm: Communicator, how: str) -> str:
+    x, large = torch.ones(5, dtype=(torch.float32, torch.int32)[comm.rank]), torch.ones(1 << 20)
     try:
-        if both_ways:
+        if how == "recv behind a send":  # while which it is taken out of the ring
+            comm.send(large, 0) if comm.rank else (comm.send(x, 1), time.sleep(0.2), comm.recv(large, 1))
+            comm.recv(x, 0) if comm.rank else None
+        elif how == "send_recv":
             comm.send_recv(x, 1 - comm.rank, x.clone(), 1 - comm.rank)
         else:
             comm.recv(x, 0) if comm.rank else comm.send(x, 1)
@@ -219,9 +222,10 @@ def test_a_rank_that_is_killed_while_others_read_its_memory_is_named(mortal: Ran
             handle.result(rank)
 
 
-def test_a_late_rank_is_named_and_all_raise_at_the_deadline() -> None:
+@pytest.mark.parametrize("late", [[2], [1, 2]])
+def test_late_ranks_are_named_and_all_raise_at_the_deadline(late: list[int]) -> None:
     with Ranks(3, backend="shm", timeout_s=1.0, max_bytes=ARENA_BYTES) as ranks:
-        assert 0.9 < min(ranks.run(stay_away, 2)) < 2.0  # the deadline is 1 s
+        assert 0.9 < min(ranks.run(stay_away, late)) < 2.0  # the deadline is 1 s
 
 
 def test_a_message_that_nobody_sends_names_both_ranks() -> None:
@@ -236,9 +240,9 @@ def test_of_ranks_that_have_not_come_the_one_furthest_behind_is_named(last: int)
             assert said.startswith(f"rank {last} did not come to all_reduce #3 ")
 
 
-@pytest.mark.parametrize("both_ways", [False, True], ids=["recv", "send_recv"])
-def test_a_message_of_another_type_of_as_many_bytes_is_refused(mortal: Ranks, both_ways: bool) -> None:
-    assert mortal.run(receive_another_type, both_ways, world=2)[1] == "ValueError"
+@pytest.mark.parametrize("how", ["recv", "send_recv", "recv behind a send"])
+def test_a_message_of_another_type_of_as_many_bytes_is_refused(mortal: Ranks, how: str) -> None:
+    assert mortal.run(receive_another_type, how, world=2)[1] == "ValueError"
 
 
 @pytest.mark.parametrize("how", CALLS)

@@ -152,6 +152,12 @@ def test_what_does_not_fit_is_refused():
             decode_attention(**wrong(**changed))
 
 
+def test_64_heads_of_q_may_read_one_and_no_more():
+    assert decode_attention(**wrong(q=torch.zeros(2, 128, 8))).shape == (2, 128, 8)
+    with pytest.raises(ValueError, match="q has 130 heads and the caches 2"):
+        decode_attention(**wrong(q=torch.zeros(2, 130, 8)))
+
+
 def test_what_is_no_tensor_is_refused():
     with pytest.raises(TypeError, match="lengths of decode_attention is a list"):
         decode_attention(**wrong(lengths=[1, 2]))

@@ -84,7 +84,7 @@ def test_a_uniform_window_is_given_as_a_number(requests, window):
 
 
 def test_lengths_below_what_is_new_give_zeros():
-    for extend, seq in (([4], [2]), ([3], [0]), ([2], [-5]), ([2, 1], [-(2**63), 1]), ([-(2**63), 2], [7, 7])):
+    for extend, seq in (([4, 3], [2, 0]), ([2, 1], [-5, 7 - 2**32]), ([2, 1], [-(2**63), 1]), ([-(2**63), 2], [7, 7])):
         check(metadata(torch.tensor(extend), torch.tensor(seq), 3), extend, seq, 3)
 
 

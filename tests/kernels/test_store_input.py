@@ -81,6 +81,7 @@ BAD = {
     ),
     "rows of the cache": (dict(v_cache=CACHE, k=CACHE[3:5]), "k overlaps a cache, which is written while it is read"),
     "end in it": (dict(k_cache=POOL[40:120].view(10, 8), k=POOL.as_strided((2, 8), (40, 1), 4)), "k overlaps a cache"),
+    "it in rows": (dict(k_cache=POOL.as_strided((10, 8), (12, 1), 8), k=POOL[:16].view(2, 8)), "k overlaps a cache"),
     "slots in the cache": (dict(k_cache=POOL[:80].view(10, 8), slots=POOL[4:6].view(torch.int32)), "slots overlaps"),
     "k with a gradient": (dict(k=with_gradient(ROWS)), "a cache requires a gradient, but store has no backward"),
     "v with a gradient": (dict(v=with_gradient(ROWS)), "requires a gradient"),

@@ -100,6 +100,14 @@ def test_a_checkpoint_keeps_the_prompt_longer_than_the_output():
     assert [evict(cache, 1)[1] for _ in range(6)] == [[2], [7], [6], [20], [5], [0, 1]]
 
 
+def test_an_allocator_may_keep_what_it_gets():
+    cache, allocator = made()
+    first, second = request(cache, [1, 2, 3]), request(cache, [1, 2, 3], row=1)
+    got, allocator.free = [], lambda slots: got.append(slots)
+    cache.cache_unfinished_req(first), cache.cache_unfinished_req(second)
+    assert (torch.cat(got).tolist(), row_of(cache, second, 3)) == ([3, 4, 5], [0, 1, 2])
+
+
 def test_without_inserts_of_what_ended_all_of_it_is_freed_and_reset_frees_nothing():
     cache, allocator = made(disable_finished_insert=True, enable_kv_cache_events=True)
     cache.cache_finished_req(request(cache, [1, 2]))

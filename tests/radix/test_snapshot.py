@@ -100,6 +100,13 @@ def test_lies_with_a_right_checksum_do_not_crash():
     assert refused > 1000
 
 
+def test_a_policy_that_there_is_not_is_refused():
+    body = bytearray(grown().snapshot()[:-8])
+    body[16] = len(POLICIES)
+    with pytest.raises(ValueError, match="options"):
+        RadixCache.restore(bytes(body) + checksum(body))
+
+
 def test_another_version_is_refused():
     whole = bytearray(grown().snapshot())
     whole[8] = 2

@@ -1,4 +1,4 @@
-"""Which calls of torch's group spare a GPU: all ranks decide alike. No GPU is needed."""
+"""Which calls of torch's group spare a GPU: all ranks decide alike; and receives from any rank. No GPU is needed."""
 
 from typing import Any
 from unittest import mock
@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commlib.errors import PeerLost
 from commlib.torch_backend.engine import INLINE_BYTES, Engine
+from commlib.torch_backend.point_to_point import HostMessages
 from commlib.torch_backend.works import OnStream
 
 
@@ -64,3 +66,9 @@ def test_ranks_with_other_outputs_decide_alike() -> None:
     for splits, expected in (([], "sparing"), ([1, len(large) - 1], "as usual")):
         made = engine(0)
         assert way(made, made.all_to_all_single(large, large.clone(), splits, splits, opts)) == expected
+
+
+def test_a_receive_from_any_rank_ends_when_the_communicator_does() -> None:
+    comm = mock.Mock(size=2, rank=0, **{"options.timeout_s": 5.0, "check.side_effect": PeerLost("rank 1 died")})
+    with pytest.raises(PeerLost, match="rank 1 died"):
+        HostMessages(comm)._take_any(torch.ones(1), 0, lambda src: False)

@@ -31,6 +31,10 @@ def test_chunks_are_all_tokens_in_order_each_a_multiple_but_the_last(tokens):
         assert all((cut.stop - cut.start) % (128 // parts) == 0 for cut in cuts[:-1])
 
 
+def test_chunks_begin_with_the_tokens_that_the_rule_names():
+    assert [len(Pipeline(None, {256: 2}).cuts(tokens)) for tokens in (255, 256)] == [1, 2]
+
+
 def test_a_chunk_waits_for_its_communication_behind_what_the_next_one_computes():
     done = []
 
