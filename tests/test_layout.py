@@ -27,7 +27,6 @@ IMPORTERS = {
     "nccl": "commlib/backends/nccl_control.py",
     "jinja2": "commlib/tools/report/page.py",
     "matplotlib": "commlib/tools/report/chart.py",
-    "jsonschema": "commlib/tools/report/document.py",
     "rich": "commlib/tools/cli/*.py",
     "safetensors": "commlib/tp/weights.py",
     "tvm_ffi": "commlib/ffi.py",

@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_rendered_is_named_with_its_fault(tmp_path: Path) 
         (json.dumps({"schema": "commlib.plan", "version": 1}), 'its "schema" is \'commlib.plan\', not "commlib.bench"'),
         *((json.dumps(document(rows=rows)), "its rows are not as") for rows in ({}, {"tables": [{"rows": 5}]})),
         (json.dumps(document(version=2)), "has version 2, but this commlib reads version 1: upgrade commlib"),
-        (json.dumps(document(rows=[{"op": "all_reduce"}])), r"rows\[0\]: 'type' is a required"),
+        (json.dumps(document(rows=[{"op": "all_reduce"}])), r"rows\[0\]: 'type' is missing"),
         (json.dumps(changed(document(), wrong=-1)), r"rows\[0\].wrong: -1 is less than"),
     ]:
         path = saved(tmp_path, content)

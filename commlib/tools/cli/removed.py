@@ -21,6 +21,8 @@ OPTIONS = {
     "--resume": "`commlib tune` writes the plan after each table: name the collectives that are left",
     "--force": "`commlib tune` writes nothing that is slower than the fastest by --margin",
     "--seed": "nothing here is drawn at random",
+    "--show": "`commlib report -o FOLDER` writes the pages again, and measures only what is not done",
+    "--skip": "name the steps to measure with --only",
     "--native": "run `py-spy dump --native --pid PROCESS` or gdb on the process that `commlib debug` names",
     "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
 }

@@ -260,7 +260,7 @@ def slow_page(job: Job, slow: Slowness, lines: Sequence[str]) -> str:
     """Return the text: the sentences, then where each rank's time goes, then in which calls."""
     head = clipped(f"job {job.number}: {counted(len(slow.ranks), 'rank')} here, {job.command}")
     ended = ", until the job ended" * all(rank.process.gone for rank in job.ranks.values())
-    rows = [("rank", "program", "moves", "waits", "awaited")]
+    rows: list[tuple[str, ...]] = [("rank", "program", "moves", "waits", "awaited")]
     for one in slow.ranks:
         rows.append((str(one.rank), *(f"{share:.0%}" for share in (one.program, one.moves, one.waits, one.keeps))))
     calls = [("waits", "moves", "in"), *((f"{op.waits:.0%}", f"{op.moves:.0%}", op.call) for op in slow.calls[:_SHOWN])]

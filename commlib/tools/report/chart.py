@@ -6,7 +6,7 @@ import importlib.util
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -36,15 +36,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-# What an element inside a page does without: a size in points, a font, names, metadata, line ends and digits.
-SHORTER = [
-    (re.compile(r' (width|height)="[\d.]+pt"| transform="rotate\(-0 [^"]*"|font-family: [^;]*; | id="[\w.]+_\d+"'), ""),
-    (re.compile(r"<metadata>.*?</metadata>", re.DOTALL), ""),
-    (re.compile(r"\s*\n\s*"), " "),
-    (re.compile(r"(\.\d)\d+(?=[^<>]*>)"), r"\1"),
-    (re.compile(r"\.0(?=[^<>\d][^<>]*>)| (?=/?>|\"/?>|<)|(?<=>) "), ""),
-    (re.compile(r"(?<=[;:]) (?=[^<>]*>)"), ""),
-]
 FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
 FAR = 2.0  # times the best option's time: what takes longer is out of the picture of a tuning
 
@@ -114,23 +105,14 @@ def draw(path: Path, title: str, rows: Rows) -> None:
 
 
 def svg(title: str, rows: Rows) -> str:
-    """Return the element that a page has of it: as wide as the page, in the colours of its text."""
+    """Return the element that a page has of it, as wide as the page, in the colours of its text; "" without one."""
+    if missing() or not rows:
+        return ""
     text = io.StringIO()
     _save(rows, title, text, format="svg", transparent=True)
     _, _, element = text.getvalue().partition("<svg")
-    for pattern, short in SHORTER:
-        element = pattern.sub(short, element)
-    return f"<svg{''.join(_without_bare_groups(element)).replace(INK, 'currentColor')}"
-
-
-def _without_bare_groups(element: str) -> Iterator[str]:
-    """Yield the parts of an element but the tags of groups that have no attributes."""
-    bare = []
-    for part in re.split(r"(<g\b[^>]*>|</g>)", element):
-        if part.startswith("<g"):
-            bare.append(part == "<g>")
-        if part not in ("<g>", "</g>") or (part == "</g>" and not bare.pop()):
-            yield part
+    element = re.sub(r' (width|height)="[\d.]+pt"|<metadata>.*?</metadata>', "", element, flags=re.DOTALL)
+    return f"<svg{element}".replace(INK, "currentColor")
 
 
 def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:

@@ -145,7 +145,7 @@ def printed(lines: Sequence[str]) -> bool:
 def until_it_ends(measure: Callable[[], None], finish: Callable[[str], None]) -> int:
     """Measure until the end, an error, Ctrl-C or SIGTERM, and report what there is; return 0, or 128 + signal."""
     ended, code, failure = "", 0, None
-    with _signals_heard():
+    with first_signal_interrupts():
         try:
             with _reported_when_stuck(finish):
                 try:
@@ -165,7 +165,7 @@ def until_it_ends(measure: Callable[[], None], finish: Callable[[str], None]) ->
 
 
 @contextmanager
-def _signals_heard() -> Iterator[None]:
+def first_signal_interrupts() -> Iterator[None]:
     """Have the first signal that asks for the end raise KeyboardInterrupt, unless our parent ignores it (nohup)."""
     before = {number: signal.getsignal(number) for number in ENDS}
 

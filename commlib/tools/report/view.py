@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from commlib.tools.report.chart import Rows, draw, missing, svg
+from commlib.tools.report.chart import Rows, draw, svg
 from commlib.tools.report.document import Row
 from commlib.tools.report.formats import csv_text, json_text, markdown_list, markdown_table
 from commlib.tools.report.page import BAD, Section, Table
@@ -108,7 +108,7 @@ class View(ABC):
 
     def section(self, name: str, title: str) -> Section:
         """Return the section of a page that has charts, a table for each series, and what follows as notes."""
-        drawn = "" if missing() or not (panels := self.panels()) else svg(self.chart_title(), panels)
+        drawn = svg(self.chart_title(), panels) if (panels := self.panels()) else ""
         ended = [] if self.document.get("complete", True) else [(BAD, f"Not complete: {self.document['ended']}.")]
         tables = [Table(self.title(rows), self.columns(), self.items(rows), _wrong) for rows in self.by_series()]
         notes = [text for line in (*self.opening(), *self.closing()) if (text := line.removeprefix("#").strip())]
