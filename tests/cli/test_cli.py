@@ -335,7 +335,7 @@ REFUSED = {
         ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
         ("show absent.json", "no plan file 'absent.json'"),
         ("show shm", "plan shm, line 1: "),  # a file comes before the plan of that name
-        ("threshold 8M --backend magic", "no backend 'magic'"),
+        ("threshold 8M", "`commlib plan threshold` was removed; write `Plan.threshold(…).file_text`"),
         ("export --to ompi", "`commlib plan export` was removed; read the sizes from `commlib plan show --json`"),
         (
             "diff a.json b.json",

@@ -1,10 +1,9 @@
-"""`commlib plan`: what runs at which size and why; check and write plan files."""
+"""`commlib plan`: what runs at which size and why; check plan files."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,9 @@ import click
 from commlib.counts import counted
 from commlib.tools.cli.options import (
     EXISTING,
-    FILE,
     Result,
     known_name,
     ranks_option,
-    read_bytes,
     read_dtypes,
     read_sizes,
     result_options,
@@ -74,8 +71,6 @@ class PlanDocument:
 
 
 KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", of=PlanDocument)
-# The classic pair: copies in and out of symmetric memory below the threshold, the plain call above it.
-CLASSIC = {"nccl": ("nccl_staged", "nccl_direct"), "shm": ("shm_oneshot", "shm_twoshot")}
 
 
 @click.group(cls=Group)
@@ -86,10 +81,6 @@ def plan() -> None:
     """
 
 
-def _choice(name: str, values: list[str], text: str) -> Callable[[Any], Any]:
-    return click.option(name, type=click.Choice(values), default=values[0], show_default=True, help=text)
-
-
 _ranks = ranks_option(2, "Number of ranks.")
 _backend = click.option(
     "--backend",
@@ -97,7 +88,6 @@ _backend = click.option(
     show_default=True,
     help="Backend whose plan to use without PLAN; auto: as in init().",
 )
-_output = click.option("-o", "--output", type=FILE, help="File to write; without it, standard output.")
 
 
 @plan.command()
@@ -121,8 +111,20 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 @click.option("--bytes", "sizes", metavar="SIZES", default="1M", show_default=True, help="Sizes a,b: K, M, G allowed.")
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
 @click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
-@_choice("--placement", ["plain", "symmetric", "both"], "symmetric: the tensor comes from comm.empty().")
-@_choice("--mode", ["eager", "graph"], "graph: the call is captured into a CUDA graph.")
+@click.option(
+    "--placement",
+    type=click.Choice(["plain", "symmetric", "both"]),
+    default="plain",
+    show_default=True,
+    help="symmetric: the tensor comes from comm.empty().",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["eager", "graph"]),
+    default="eager",
+    show_default=True,
+    help="graph: the call is captured into a CUDA graph.",
+)
 @click.option(
     "--max-sms", default=0, show_default=True, type=click.IntRange(0), help="Multiprocessors of the call; 0: no limit."
 )
@@ -186,40 +188,6 @@ def validate(ctx: click.Context, /, files: tuple[str, ...], **where: Any) -> Non
     ctx.exit(int(any(row["wrong"] for row in rows)))
 
 
-@plan.command()
-@click.argument("size", callback=read_bytes)
-@click.option("--op", default="all_reduce", show_default=True, help="Collective.")
-@click.option("--below", help="Algorithm up to SIZE.  [default: shm_oneshot, nccl_staged]")
-@click.option("--above", help="Algorithm beyond SIZE.  [default: shm_twoshot, nccl_direct]")
-@ranks_option(None, "Limit the rule to this number of ranks.")
-@click.option("--backend", default="shm", show_default=True, help="Backend whose plan is changed.")
-@_output
-def threshold(
-    size: int, op: str, below: str | None, above: str | None, ranks: int | None, backend: str, output: Path | None
-) -> None:
-    """Write the classic plan: one algorithm up to SIZE, another beyond.
-
-    Everything else is as in the shipped plan of the backend.
-    """
-    from commlib.backends import BACKENDS
-    from commlib.collectives import algorithm_names
-    from commlib.plan import Plan, shipped_plan
-
-    known_name(backend, BACKENDS, "backend")
-    base, known = shipped_plan(backend), algorithm_names(backend)
-    known_name(op, known, "collective")
-    classic = CLASSIC.get(backend) if op == "all_reduce" else None
-    low, high = below or (classic and classic[0]), above or (classic and classic[1])
-    if not low or not high:
-        raise click.UsageError(
-            f"{op} on {backend} has no classic pair; name --below and --above: {', '.join(known[op])}"
-        )
-    for name in (low, high):
-        known_name(name, known[op], f"algorithm of {op} on {backend}")
-    made = Plan.threshold(size, below=low, above=high, op=op, base=base, world=ranks)
-    _write(made.file_text, output)
-
-
 def _document(plan: Plan, world: int) -> dict[str, Any]:
     rows = [
         {
@@ -269,13 +237,3 @@ def _open(name: str) -> Plan:
             f"no plan file {name!r}, and no such plan comes with commlib; there are {', '.join(shipped())}"
         )
     return Plan.load(name)
-
-
-def _write(text: str, output: Path | None) -> None:
-    from commlib.tools.report.files import write
-
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        write(output, text)
-        click.echo(f"wrote {output}", err=True)

@@ -8,6 +8,7 @@ from commlib.errors import meant
 
 REMOVED = {
     "plan diff": "write both plans with `commlib plan show PLAN --json`, and compare the files with diff",
+    "plan threshold": "write `Plan.threshold(…).file_text` of Python, or edit a copy of a shipped plan",
     "plan export": "read the sizes from `commlib plan show --json`",
     "profile": "`commlib bench index|store|metadata|attention|radix` measures kernels, "
     "`commlib bench OP --phases` one call, and `commlib plan explain` replaces --analyze",

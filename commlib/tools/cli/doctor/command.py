@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 import click
 
-from commlib.tools.cli.doctor import Check, Finding, broken, main_job
-from commlib.tools.cli.doctor.checks import GROUPS
+from commlib.tools.cli.doctor.checks import GROUPS, Check, Finding, broken, main_job
 from commlib.tools.cli.options import Result, result_options
 from commlib.tools.report.document import Kind
 from commlib.tools.report.progress import Progress

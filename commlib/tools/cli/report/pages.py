@@ -9,7 +9,7 @@ from typing import Any
 
 from commlib.counts import counted
 from commlib.tools.bench import which
-from commlib.tools.cli.doctor import home_as_tilde
+from commlib.tools.cli.doctor.checks import home_as_tilde
 from commlib.tools.cli.doctor.command import JOBS
 from commlib.tools.cli.report.command import why_failed
 from commlib.tools.cli.report.steps import STEPS, Settings, load

@@ -48,9 +48,9 @@ def load(place: str) -> Any:
     return getattr(import_module(f"commlib.tools.{module}"), name)
 
 
-def _kernel(title: str, words: str, quick: str = "", rest: str = "--sweep") -> Step:
+def _kernel(title: str, arguments: str, quick: str = "", rest: str = "--sweep") -> Step:
     view = "cli.bench.kernels_view:KernelView"
-    return Step(title, f"bench {words}", "bench.kernels:KIND", view, options=(f"{quick} --time 3", "", rest))
+    return Step(title, f"bench {arguments}", "bench.kernels:KIND", view, options=(f"{quick} --time 3", "", rest))
 
 
 PLAN = ("op", "dtype", "redop", "placement", "mode", "up_to", "choice", "gain", "runner_up")
