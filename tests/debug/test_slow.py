@@ -24,9 +24,7 @@ from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.flight import flights
 from commlib.tools.debug.slow import (
-    IDLE,
-    MESSAGE,
-    Look,
+    PROGRAM,
     RankTime,
     Slowness,
     Watched,
@@ -110,7 +108,6 @@ def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pyte
     late = slow and "no rank is late: " not in shown.output  # on few cores one may be
     assert shown.return_value == 3 * late
     assert ("until the job ended\n" if slow else "the job ended meanwhile") in shown.output
-    assert "all_reduce float32[65536]" in shown.output or not slow
 
 
 def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(live: Ranks, tmp_path: Path) -> None:
@@ -123,9 +120,7 @@ def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(live: R
     assert f"then process {live.pids[1]} is in test_slow.py:" in text
     assert "in nap" in text
     assert late.program > max(one.program for one in slow.ranks if one is not late)
-    assert (
-        slow.calls[0].call.startswith(f"all_reduce float32[{LARGE}] by ") and slow.calls[0].waits > slow.calls[0].moves
-    )
+    assert max(one.waits for one in slow.ranks) > 0.1
 
 
 @pytest.mark.parametrize("count", [8, LARGE])
@@ -195,5 +190,5 @@ def test_who_waits_itself_is_not_to_blame_but_whom_it_waits_for() -> None:
     slot = SimpleNamespace(peers=[SimpleNamespace(pid=pid) for pid in (10, 11, 12)])
     job: Any = SimpleNamespace(ranks={peer.pid: SimpleNamespace(slot=lambda _: slot) for peer in slot.peers})
     for peers, wanted in (((1, 2, None), [12, 12]), ((1, 0, 0), [11, 10, 10])):  # of a ring, everyone's own
-        looks = {(10 + at, 1): IDLE if peer is None else Look(MESSAGE, peer) for at, peer in enumerate(peers)}
+        looks = {(10 + at, 1): PROGRAM if peer is None else peer for at, peer in enumerate(peers)}
         assert [pid for _, pid in blamed(job, looks)] == wanted

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from commlib.counts import counted
 from commlib.debug.format import ranks_text
@@ -27,22 +27,12 @@ WATCHED_S = 2.0  # so much longer ranks ask their GPUs often, as it takes a whil
 LATE_SHARE = 0.05  # of the time that others wait for it: less is none to speak of
 _TIMES, _TIMES_WAITS = 2.5, 1.5  # a late rank keeps others so much longer than any other does, and than it waits itself
 _PARTS, _PARTS_LATE, _PARTS_SHARE = 10, 3, 0.6  # and does so in so large a share of the parts in which others wait
-_SHOWN = 6
 
 Place = tuple[int, int]  # a process and a communicator
 
 
-class Look(NamedTuple):
-    """What a rank is in, in a communicator, at one moment."""
-
-    call: str  # empty: it is in none
-    peer: int = -1  # that it waits for; -1: it waits for nobody
-
-
-UNKNOWN, MESSAGE = "call", "send_recv"
-IDLE = Look("")
-
-
+Look = int  # the peer that it waits for, or one of these
+PROGRAM, MOVES = -2, -1
 Looks = dict[Place, Look]  # of all ranks, at one moment
 
 
@@ -63,36 +53,20 @@ class _Sampler:
     """Looks at one communicator of one rank, whose slot is mapped."""
 
     def __init__(self, record: Record, slot: Any) -> None:
-        self._record, self._slot = record, slot
-        self.place = record.pid, slot.id
+        self._slot, self.place, self.rank, self.entered = slot, (record.pid, slot.id), slot.rank, 0
         backend = slot.backend.decode()
         self._on_gpu, self.by_torch = backend == "nccl", backend.startswith("torch")
-        self._calls = slot.calls if backend == "shm" else slot.entries
-        self._names: dict[tuple[int, int], str] = {}
-        self.rank, self.entered = slot.rank, 0
 
     def look(self) -> Look:
         if self._on_gpu and (gpu := Gpu(**fields_of(self._slot.gpu[0]))).waits:
-            # The wait that its kernel was in when the rank last asked the GPU, some milliseconds ago.
-            look = Look(gpu.what, gpu.waits_for)
+            peer = gpu.waits_for  # that its kernel waited for when the rank last asked the GPU, some milliseconds ago
         else:
             self.entered, finished = self._slot.entered, self._slot.finished
             waits = [wait for wait in self._slot.waits if is_wait(wait)]
             if not waits:
-                return Look(self._name(self.entered)) if self.entered > finished else IDLE
-            oldest = min(waits, key=lambda wait: int(wait.since_ns))
-            look = Look(MESSAGE if oldest.message else self._name(self.entered), oldest.peer)
-        return Look(UNKNOWN) if state_of(self.place[0]) in "TtX" else look  # what a stopped one waits for may have come
-
-    def _name(self, number: int) -> str:
-        entry = self._calls[number % len(self._calls)]
-        key = entry.what, entry.algorithm
-        if entry.number != number:
-            return UNKNOWN
-        if key not in self._names:
-            call = self._record.call(entry)
-            self._names[key] = f"{call.op} {call.dtype}[{call.count}] by {call.algorithm}"
-        return self._names[key]
+                return MOVES if self.entered > finished else PROGRAM
+            peer = min(waits, key=lambda wait: int(wait.since_ns)).peer
+        return MOVES if state_of(self.place[0]) in "TtX" else int(peer)  # what a stopped one waits for may have come
 
 
 def watch(records: Sequence[Record], seconds: float) -> Watched:
@@ -118,17 +92,17 @@ def _look_at_all(samplers: Sequence[_Sampler]) -> Looks:
     """Look with all of them. torch's groups do not say for whom they wait: it is the rank that is furthest behind."""
     looks = {sampler.place: sampler.look() for sampler in samplers}
     for sampler in samplers:
-        if sampler.by_torch and looks[sampler.place].call:
+        if sampler.by_torch and looks[sampler.place] != PROGRAM:
             members = [other for other in samplers if other.place[1] == sampler.place[1]]
             last = min(members, key=lambda other: other.entered)
             if last.entered < sampler.entered:
-                looks[sampler.place] = looks[sampler.place]._replace(peer=last.rank)
+                looks[sampler.place] = last.rank
     return looks
 
 
 def blamed(job: Job, looks: Looks) -> Iterator[tuple[Place, int]]:
     """Yield who waits at a moment, and the process that keeps it, also through others that wait themselves."""
-    waits = {place: _peer(job, place, look) for place, look in looks.items() if look.peer >= 0}
+    waits = {place: _peer(job, place, look) for place, look in looks.items() if look >= 0}
     next_of = {pid: peer for (pid, _), peer in waits.items()}
     for place, peer in waits.items():
         seen, at = {place[0]}, peer
@@ -140,7 +114,7 @@ def blamed(job: Job, looks: Looks) -> Iterator[tuple[Place, int]]:
 
 def _peer(job: Job, place: Place, look: Look) -> int:
     slot = job.ranks[place[0]].slot(place[1])
-    return slot.peers[look.peer].pid if slot is not None else 0
+    return slot.peers[look].pid if slot is not None else 0
 
 
 # --- what the looks say
@@ -160,20 +134,10 @@ class RankTime:
 
 
 @dataclass
-class CallTime:
-    """The shares of time that ranks are in one kind of call, on average."""
-
-    call: str
-    waits: float
-    moves: float
-
-
-@dataclass
 class Slowness:
     seconds: float
     looks: int
     ranks: list[RankTime]
-    calls: list[CallTime]  # the longest first
     late: list[RankTime]
 
 
@@ -184,11 +148,7 @@ def slowness(watched: Watched) -> Slowness:
     moments = [list(blamed(watched.job, looks)) for looks in watched.looks]
     pids = sorted({pid for looks in watched.looks for pid, _ in looks})
     ranks = sorted((_rank_time(watched, pid, len(pids), moments) for pid in pids), key=lambda one: one.rank)
-    seen = Counter((look.call, look.peer >= 0) for looks in watched.looks for look in looks.values() if look.call)
-    total = len(moments) * len(pids)
-    calls = [CallTime(call, seen[call, True] / total, seen[call, False] / total) for call in {call for call, _ in seen}]
-    calls.sort(key=lambda of: (-of.waits - of.moves, of.call))
-    return Slowness(watched.seconds, len(moments), ranks, calls, list(_late(ranks, moments)))
+    return Slowness(watched.seconds, len(moments), ranks, list(_late(ranks, moments)))
 
 
 def _rank_time(watched: Watched, pid: int, world: int, moments: list[Blames]) -> RankTime:
@@ -206,10 +166,8 @@ def _rank_time(watched: Watched, pid: int, world: int, moments: list[Blames]) ->
 
 
 def _state(pid: int, looks: Looks) -> str:
-    mine = [look for place, look in looks.items() if place[0] == pid]
-    if any(look.peer >= 0 for look in mine):
-        return "waits"
-    return "moves" if any(look.call for look in mine) else "program"
+    look = max(look for place, look in looks.items() if place[0] == pid)
+    return "waits" if look >= 0 else "moves" if look == MOVES else "program"
 
 
 def _late(ranks: list[RankTime], moments: list[Blames]) -> Iterator[RankTime]:
@@ -257,15 +215,14 @@ def _where(records: Sequence[Record]) -> str:
 
 
 def slow_page(job: Job, slow: Slowness, lines: Sequence[str]) -> str:
-    """Return the text: the sentences, then where each rank's time goes, then in which calls."""
+    """Return the text: the sentences, then where each rank's time goes."""
     head = clipped(f"job {job.number}: {counted(len(slow.ranks), 'rank')} here, {job.command}")
     ended = ", until the job ended" * all(rank.process.gone for rank in job.ranks.values())
     rows: list[tuple[str, ...]] = [("rank", "program", "moves", "waits", "awaited")]
     for one in slow.ranks:
         rows.append((str(one.rank), *(f"{share:.0%}" for share in (one.program, one.moves, one.waits, one.keeps))))
-    calls = [("waits", "moves", "in"), *((f"{op.waits:.0%}", f"{op.moves:.0%}", op.call) for op in slow.calls[:_SHOWN])]
     looks = f"{counted(slow.looks, 'look')} in {slow.seconds:.1f} s{ended}"
-    return "\n".join([head, looks, "", *lines, "", *table(rows), "", *table(calls)])
+    return "\n".join([head, looks, "", *lines, "", *table(rows)])
 
 
 def slow_document(job: Job, slow: Slowness, lines: Sequence[str]) -> dict[str, Any]:
