@@ -111,7 +111,10 @@ def svg(title: str, rows: Rows) -> str:
     text = io.StringIO()
     _save(rows, title, text, format="svg", transparent=True)
     _, _, element = text.getvalue().partition("<svg")
-    element = re.sub(r' (width|height)="[\d.]+pt"|<metadata>.*?</metadata>', "", element, flags=re.DOTALL)
+    of_page = (
+        r' (width|height)="[\d.]+pt"|<metadata>.*?</metadata>|font-family: [^;]*; '  # the page has a size and a font
+    )
+    element = re.sub(of_page, "", element, flags=re.DOTALL)
     return f"<svg{element}".replace(INK, "currentColor")
 
 

@@ -61,11 +61,6 @@ def markdown_table(columns: Sequence[Column], items: Iterable[Any]) -> list[str]
     return [_cells(names), _cells(sides), *(_cells([column.read(item) for column in columns]) for item in items)]
 
 
-def markdown_list(lines: Iterable[str]) -> list[str]:
-    texts = (line.removeprefix("#").strip() for line in lines)
-    return [f"- {escaped(text)}" for text in texts if text]
-
-
 def escaped(text: str) -> str:
     """Take their meaning in markdown from the characters of a text, but for what stands between backticks."""
     parts = re.split(CODE, text)  # every second one is code

@@ -70,9 +70,10 @@ def _prose(text: str) -> str:
 
 
 def markdown(section: Section) -> str:
-    parts = [f"# {escaped(section.title)}", *(escaped(text) for _, text in section.text)]
+    """Return a title, if it has one, paragraphs, a table below each heading, and the notes as a list."""
+    parts = [f"# {escaped(section.title)}"] * bool(section.title) + [escaped(text) for _, text in section.text]
     for table in section.tables:
-        parts += [f"**{escaped(table.title)}**", "\n".join(markdown_table(table.columns, table.items))]
+        parts += [f"### {escaped(table.title)}", "\n".join(markdown_table(table.columns, table.items))]
     if section.code:
         parts.append("\n".join(["```text", *(line.replace("```", "'''") for line in section.code), "```"]))
     if section.notes:

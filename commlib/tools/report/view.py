@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 
 from commlib.tools.report.chart import Rows, draw, svg
 from commlib.tools.report.document import Row
-from commlib.tools.report.formats import csv_text, json_text, markdown_list, markdown_table
-from commlib.tools.report.page import BAD, Section, Table
+from commlib.tools.report.formats import csv_text, json_text
+from commlib.tools.report.page import BAD, Section, Table, markdown
 from commlib.tools.report.table import Column, fold, widest_that_fits
 
 Item = TypeVar("Item")
@@ -94,11 +94,7 @@ class View(ABC):
         return "\n".join([*lines, *self.ending()])
 
     def md(self) -> str:
-        """Return a list of what is measured, a table for each series, and a list of what follows."""
-        lines = markdown_list(self.opening())
-        for rows in self.by_series():
-            lines += ["", f"### {self.title(rows)}", "", *markdown_table(self.columns(), self.items(rows))]
-        return "\n".join([*lines, "", *markdown_list(self.closing())])
+        return markdown(self._section("", "", ""))
 
     def csv(self) -> str:
         return csv_text([item for rows in self.by_series() for item in self.items(rows)])
@@ -108,7 +104,9 @@ class View(ABC):
 
     def section(self, name: str, title: str) -> Section:
         """Return the section of a page that has charts, a table for each series, and what follows as notes."""
-        drawn = svg(self.chart_title(), panels) if (panels := self.panels()) else ""
+        return self._section(name, title, svg(self.chart_title(), panels) if (panels := self.panels()) else "")
+
+    def _section(self, name: str, title: str, drawn: str) -> Section:
         ended = [] if self.document.get("complete", True) else [(BAD, f"Not complete: {self.document['ended']}.")]
         tables = [Table(self.title(rows), self.columns(), self.items(rows), _wrong) for rows in self.by_series()]
         notes = [text for line in (*self.opening(), *self.closing()) if (text := line.removeprefix("#").strip())]

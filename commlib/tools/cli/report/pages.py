@@ -14,6 +14,7 @@ from commlib.tools.cli.doctor.command import JOBS
 from commlib.tools.cli.report.command import why_failed
 from commlib.tools.cli.report.steps import STEPS, Settings, load
 from commlib.tools.report import chart
+from commlib.tools.report.figures import size_text
 from commlib.tools.report.files import write
 from commlib.tools.report.page import BAD, GOOD, WARN, Section, html, markdown, plain_table
 from commlib.tools.report.table import Column
@@ -110,9 +111,12 @@ def _sections(name: str, document: dict[str, Any]) -> list[Section]:
         rows = [panels[at : at + CHARTS_PER_ROW] for at in range(0, len(panels), CHARTS_PER_ROW)]
         return which.sections(document, chart.svg(which.chart_title(document), rows))
     rows = document.get("findings") or document["rows"]
-    cells = [{name: home_as_tilde(str(row[name] or "-")) for name in step.columns} for row in rows]
-    table = plain_table(step.title, cells, _class)
+    table = plain_table(step.title, [{name: _cell(name, row[name]) for name in step.columns} for row in rows], _class)
     return [Section(name, step.title, tables=[table], notes=document.get("notes", ()))]
+
+
+def _cell(name: str, value: Any) -> str:
+    return size_text(value) if name == "up_to" and value else home_as_tilde(str(value or "-"))
 
 
 def _class(cells: Mapping[str, str], column: Column) -> str:
