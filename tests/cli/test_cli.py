@@ -330,7 +330,7 @@ REFUSED = {
             "no collective 'all_reduse'; did you mean all_reduce? there are all_reduce, all_gather",
         ),
         ("explain all_reduce --bytes big", "--bytes big:"),
-        (f"explain all_reduce --results {__file__}", "not JSON"),
+        ("explain all_reduce --results x", "no option --results; `commlib bench OP --algorithms auto` measures"),
         ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),
         ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
         ("show absent.json", "no plan file 'absent.json'"),

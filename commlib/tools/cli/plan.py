@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from commlib.counts import counted
 from commlib.tools.cli.options import (
-    EXISTING,
     Result,
     known_name,
     ranks_option,
@@ -70,6 +69,22 @@ class PlanDocument:
     rows: list[PlanRange]
 
 
+@dataclass(frozen=True)
+class Explained:
+    """The calls of `commlib plan explain`, by one plan."""
+
+    schema: str
+    version: int
+    op: str
+    type: str
+    ranks: int
+    mode: Literal["eager", "graph"]
+    digest: str
+    source: str
+    rows: list[dict[str, Any]]  # of each call: size, placement, algorithm, params and why
+
+
+EXPLAINED = Kind("commlib.plan.explained", 2, "commlib plan explain --json", of=Explained)
 KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", of=PlanDocument)
 
 
@@ -130,24 +145,19 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 )
 @click.option("--async-op", is_flag=True, help="An asynchronous call: on GPUs it leaves multiprocessors to others.")
 @click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
-@click.option("--results", type=EXISTING, help="File of `commlib bench -o`: times, and the limit.")
 @_ranks
 @_backend
 @result_options
 def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str, **call: Any) -> None:
-    """Say which algorithm a call of OP gets and why, how data gets to the peers, and what it is expected to take.
-
-    Expected is latency + size / rate, fitted to what `commlib tune` or `commlib bench -o FILE` measured.
-    """
+    """Say which algorithm a call of OP gets, with which parameters, and why."""
     from commlib.collectives import COLLECTIVES, REDOPS
     from commlib.plan import Query
-    from commlib.tools.cli import plan_paths
 
     result = Result(call.pop("as_json"), call.pop("output"))
     known_name(op, COLLECTIVES, "collective")
     known_name(call["redop"], REDOPS, "reduction")
     element = str(read_dtypes(call["dtype"])[0]).removeprefix("torch.")
-    chosen, results = read_plan(plan, backend, call["ranks"]), plan_paths.results_of(call["results"])
+    chosen = read_plan(plan, backend, call["ranks"])
     limits, rows = {name: call[name] for name in ("max_sms", "async_op")}, []
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
@@ -156,10 +166,17 @@ def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str,
         for memory in ("plain", "symmetric") if placement == "both" else (placement,):
             query = Query(op, size, element, call["redop"], call["ranks"], memory, call["mode"])
             why = chosen.explain(**asdict(query), **limits)
-            rows.append(plan_paths.path_of(why, query, results))
-            for line in [*str(why).splitlines(), *plan_paths.lines_of(rows[-1])]:
+            known = {param.name: param.default for param in COLLECTIVES[op].algorithm(why.algorithm).params}
+            params = {**known, **why.params}
+            text = str(replace(why, source=Path(why.source).name))
+            call_row = {"size": size, "placement": memory, "algorithm": why.algorithm, "params": params, "why": text}
+            rows.append(call_row)
+            named = ", ".join(f"{name} {value}" for name, value in params.items())
+            for line in [*str(why).splitlines(), *([f"  parameters: {named}"] if params else [])]:
                 result.say(fold.fill(line))
-    result.finish(plan_paths.document(chosen, query, rows), rows)
+    head = {"schema": EXPLAINED.name, "version": EXPLAINED.version, "op": op, "type": element, "ranks": call["ranks"]}
+    facts = {"mode": call["mode"], "digest": chosen.digest, "source": Path(chosen.source).name}
+    result.finish({**head, **facts, "rows": rows}, rows)
 
 
 @plan.command()

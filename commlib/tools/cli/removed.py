@@ -21,6 +21,7 @@ OPTIONS = {
     "--penalty": "it is --margin now",
     "--resume": "`commlib tune` writes the plan after each table: name the collectives that are left",
     "--force": "`commlib tune` writes nothing that is slower than the fastest by --margin",
+    "--results": "`commlib bench OP --algorithms auto` measures what a call takes",
     "--seed": "nothing here is drawn at random",
     "--show": "`commlib report -o FOLDER` writes the pages again, and measures only what is not done",
     "--skip": "name the steps to measure with --only",
