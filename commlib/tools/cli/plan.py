@@ -13,7 +13,6 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.cli.options import (
-    EXISTING,
     FILE,
     Result,
     known_name,
@@ -128,15 +127,11 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 )
 @click.option("--async-op", is_flag=True, help="An asynchronous call: on GPUs it leaves multiprocessors to others.")
 @click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
-@click.option("--results", type=EXISTING, help="File of `commlib bench -o`: times, and the limit.")
 @_ranks
 @_backend
 @result_options
 def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str, **call: Any) -> None:
-    """Say which algorithm a call of OP gets and why, how data gets to the peers, and what it is expected to take.
-
-    Expected is latency + size / rate, fitted to what `commlib tune` or `commlib bench -o FILE` measured.
-    """
+    """Say which algorithm a call of OP gets and why, and how data gets to the peers."""
     from commlib.collectives import COLLECTIVES, REDOPS
     from commlib.plan import Query
     from commlib.tools.cli import plan_paths
@@ -145,7 +140,7 @@ def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str,
     known_name(op, COLLECTIVES, "collective")
     known_name(call["redop"], REDOPS, "reduction")
     element = str(read_dtypes(call["dtype"])[0]).removeprefix("torch.")
-    chosen, results = read_plan(plan, backend, call["ranks"]), plan_paths.results_of(call["results"])
+    chosen = read_plan(plan, backend, call["ranks"])
     limits, rows = {name: call[name] for name in ("max_sms", "async_op")}, []
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
@@ -154,7 +149,7 @@ def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str,
         for memory in ("plain", "symmetric") if placement == "both" else (placement,):
             query = Query(op, size, element, call["redop"], call["ranks"], memory, call["mode"])
             why = chosen.explain(**asdict(query), **limits)
-            rows.append(plan_paths.path_of(why, query, results))
+            rows.append(plan_paths.path_of(why, query))
             for line in [*str(why).splitlines(), *plan_paths.lines_of(rows[-1])]:
                 result.say(fold.fill(line))
     result.finish(plan_paths.document(chosen, query, rows), rows)

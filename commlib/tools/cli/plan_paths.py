@@ -1,4 +1,4 @@
-"""Paths of calls, for `commlib plan explain`: parameters, copies, and the time that is expected; nothing is run."""
+"""Paths of calls, for `commlib plan explain`: parameters and copies; nothing is run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from commlib.collectives import COLLECTIVES
-from commlib.counts import counted
 from commlib.plan import Explanation, Plan, Query
-from commlib.tools.bench.expected import Results, expected
-from commlib.tools.bench.result import KIND as BENCH
 from commlib.tools.report.document import Kind
 
 # How data gets to the peers, by what names of algorithms begin with; the longest that fits counts.
@@ -44,17 +41,10 @@ class Explained:
     mode: Literal["eager", "graph"]
     digest: str
     source: str
-    rows: list[
-        dict[str, Any]
-    ]  # of each call: size, placement, algorithm, params, copies, why, and times that are expected
+    rows: list[dict[str, Any]]  # of each call: size, placement, algorithm, params, copies and why
 
 
 KIND = Kind("commlib.plan.explained", 1, "commlib plan explain --json", of=Explained)
-
-
-def results_of(path: Path | None) -> Results:
-    """Read a file of `commlib bench -o`."""
-    return Results(BENCH.read_all(path), path.name) if path else Results()
 
 
 def copies_of(algorithm: str, params: Mapping[str, int]) -> str:
@@ -65,7 +55,7 @@ def copies_of(algorithm: str, params: Mapping[str, int]) -> str:
     return COPIES.get(family, "the plugin's own")
 
 
-def path_of(why: Explanation, query: Query, results: Results) -> dict[str, Any]:
+def path_of(why: Explanation, query: Query) -> dict[str, Any]:
     """Return the row of a call."""
     row = COLLECTIVES[query.op].algorithm(why.algorithm)
     return {
@@ -75,7 +65,6 @@ def path_of(why: Explanation, query: Query, results: Results) -> dict[str, Any]:
         "params": {**{param.name: param.default for param in row.params}, **why.params},
         "copies": copies_of(why.algorithm, why.params),
         "why": str(replace(why, source=Path(why.source).name)),
-        **expected(why, query, row.backend, results),
     }
 
 
@@ -84,14 +73,6 @@ def lines_of(row: Mapping[str, Any]) -> Iterator[str]:
     if row["params"]:
         yield "  parameters: " + ", ".join(f"{name} {value}" for name, value in row["params"].items())
     yield f"  copies: {row['copies']}"
-    if row["expected_us"] is not None:
-        rate = f" + size / {row['gbps']:.4g} GB/s" if row["gbps"] else ""
-        source = f"{counted(row['sizes'], 'size')} of {row['times_from']}"
-        yield f"  expected: {row['expected_us']:.4g} us = {row['latency_us']:.3g} us{rate}, fitted to {source}"
-    if row["measured_us"] is not None:
-        yield f"  measured: {row['measured_us']:.4g} us"
-    if row["limit_us"] is not None:
-        yield f"  limit: {row['limit_us']:.4g} us, {row['limit_is']}"
 
 
 def document(plan: Plan, query: Query, rows: list[dict[str, Any]]) -> dict[str, Any]:

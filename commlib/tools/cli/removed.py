@@ -21,6 +21,7 @@ OPTIONS = {
     "--resume": "`commlib tune` writes the plan after each table: name the collectives that are left",
     "--force": "`commlib tune` writes nothing that is slower than the fastest by --margin",
     "--seed": "nothing here is drawn at random",
+    "--results": "`commlib bench OP --algorithms auto` measures what a call takes",
     "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
 }
 """An option that a command has no more, and what does its work now."""

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 import click
 
-from commlib.tools.cli.report.steps import STEPS, Settings, with_results
+from commlib.tools.cli.report.steps import STEPS, Settings
 from commlib.tools.report.document import Kind
 from commlib.tools.report.files import write
 from commlib.tools.report.formats import json_text
@@ -97,7 +97,7 @@ def measure(folder: Folder, names: Sequence[str]) -> bool:
     progress = Progress(len(names), get_terminal_size().columns)
     with _ctrl_c() as asked:
         for done, name in enumerate(names):
-            arguments = [*STEPS[name].arguments(folder.settings), *with_results(name, folder.file("collectives"))]
+            arguments = STEPS[name].arguments(folder.settings)
             deadline = time.monotonic() + LIMIT_S[folder.settings.scope]
             ended, document = _step(arguments, deadline, asked, lambda at=(done, name): progress.show(*at))
             folder.save(name, ended, document)

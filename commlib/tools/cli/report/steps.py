@@ -107,10 +107,6 @@ LAST = ("plan", "correctness", "environment")  # on the page: what is measured c
 ON_PAGE = [*(name for name in STEPS if name not in LAST), *LAST]
 
 
-def with_results(name: str, path: Path) -> list[str]:
-    return ["--results", str(path)] if name == "paths" and path.exists() else []
-
-
 def calls(step: str, document: Mapping[str, Any]) -> Iterator[tuple[str, which.Call]]:
     """Yield the calls of commlib in the document of a step, each with its name."""
     if step == "collectives":
