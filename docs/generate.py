@@ -61,6 +61,7 @@ def cli() -> str:
 
 def _sections(command: click.Command, name: str, parent: click.Context) -> list[str]:
     context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, color=False)
+    context.meta["whole"] = True  # options that --help-all shows
     lines = [f"## {context.command_path}", "", "```text", command.get_help(context), "```", ""]
     if isinstance(command, click.Group):
         for sub in command.list_commands(context):

@@ -1,4 +1,4 @@
-"""`commlib bench OP --phases` and `commlib plan explain`: where the time of a call goes, and what it should take."""
+"""`commlib bench OP --phases` and `commlib plan explain`: where the time of a call goes, and what runs it."""
 
 import json
 from itertools import pairwise

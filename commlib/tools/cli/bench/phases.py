@@ -29,8 +29,6 @@ def one_call(ctx: click.Context, job: Job, options: dict[str, Any]) -> Job:
     """Return the job with the one call that is looked at, or raise what is wrong with it."""
     if not options["phases"]:
         raise click.UsageError("--symmetric and --trace are of --phases; add it, or leave them out")
-    if job.window or job.overlap:
-        raise click.UsageError("--phases looks at one call at a time; leave --window, --pairs and --overlap out")
     suffix = options["output"].suffix[1:] if options["output"] else ""
     if unknown := {options["form"] or "table", suffix or "json"} - set(PhasesView.forms):
         raise click.UsageError(f"--phases has no {', '.join(unknown)}; there are {', '.join(PhasesView.forms)}")
