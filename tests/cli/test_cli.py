@@ -295,7 +295,8 @@ REFUSED = {
     "bench index": [
         ("-n 0", "a number that is not above 0"),
         ("--device meta", "not supported"),
-        ("--device cpu --flush", "need a GPU"),
+        ("--flush", "no option --flush; "),
+        ("--pattern zipf", "'sequential', 'random'"),
         ("-o nowhere/report.json", "no folder nowhere"),
     ],
     "bench attention --device cpu": [

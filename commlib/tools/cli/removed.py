@@ -22,6 +22,11 @@ OPTIONS = {
     "--force": "`commlib tune` writes nothing that is slower than the fastest by --margin",
     "--seed": "nothing here is drawn at random",
     "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
+    "--flush": "cold cases whose tensors fit into the cache find it empty, always",
+    "--compare-patterns": "run it twice: --pattern sequential and --pattern random",
+    "--plot": "draw what -o FILE.csv has",
+    "--ncu": "start it: ncu --kernel-name=regex:KERNEL --launch-count=1 commlib bench KERNEL …",
+    "--nsys": "start it: nsys profile commlib bench KERNEL …",
 }
 """An option that a command has no more, and what does its work now."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from commlib.tools.timing import Run
 
 COMPARED = (64, 2048, 16384, 262144)  # tokens
 MATCHED = ((2048, 1), (2048, 16), (32768, 1), (32768, 16))  # tokens, nodes on the path
-LEAF = 16  # tokens
+LEAF = PAGE = 16  # tokens
 EVICTIONS = 50  # of a block, at most: each takes a leaf away
 EVICTED = 200  # for each of them: 25 blocks, led in by four times as many calls
 
@@ -54,18 +55,24 @@ class Radix(Case):
         return [Calls(self)]
 
     def candidates(self) -> list[Candidate]:
-        ours: dict[str, dict[str, Callable[[Calls], Run]]] = {
-            "prefix_match": {"commlib": lambda i: partial(prefix_match, i.ids, i.other)},
-            "match": {
-                "commlib": lambda i: partial(i.cache.match, i.ids),
-                "commlib out=": lambda i: partial(i.cache.match, i.ids, out=torch.empty_like(i.ids)),
-            },
-            "lock, unlock": {"commlib": Calls.lock_unlock},
-            "insert": {"commlib": lambda i: partial(i.cache.insert, i.ids, i.ids)},
-            "evict": {"commlib": lambda i: partial(i.cache.evict, LEAF)},
-            "insert, evict": {"commlib": Calls.renew},
+        """Return ours, and what a program does without a library: numpy, torch, a dictionary of pages."""
+        by_operation = {
+            "prefix_match": [
+                Candidate("commlib", lambda i: partial(prefix_match, i.ids, i.other), OURS),
+                Candidate("numpy", lambda i: partial(_first, i.ids.numpy(), i.other.numpy())),
+                Candidate("torch", lambda i: lambda: int((i.ids != i.other).nonzero()[0])),
+            ],
+            "match": [
+                Candidate("commlib", lambda i: partial(i.cache.match, i.ids), OURS),
+                Candidate("commlib out=", lambda i: partial(i.cache.match, i.ids, out=torch.empty_like(i.ids)), OURS),
+                Candidate(f"dictionary, {PAGE}", lambda i: partial(Pages(i.ids).match, i.ids)),
+            ],
+            "lock, unlock": [Candidate("commlib", Calls.lock_unlock, OURS)],
+            "insert": [Candidate("commlib", lambda i: partial(i.cache.insert, i.ids, i.ids), OURS)],
+            "evict": [Candidate("commlib", lambda i: partial(i.cache.evict, LEAF), OURS)],
+            "insert, evict": [Candidate("commlib", Calls.renew, OURS)],
         }
-        return [Candidate(label, prepare, OURS) for label, prepare in ours[self.variant].items()]
+        return by_operation[self.variant]
 
 
 def cases(leaves: int) -> Iterator[Radix]:
@@ -118,3 +125,27 @@ class Calls(Inputs):
             self.cache.evict(LEAF)
 
         return run
+
+
+def _first(x: np.ndarray, y: np.ndarray) -> int:
+    return int(np.argmax(x != y))
+
+
+class Pages:
+    """The slots of pages by the page before and their tokens: a cache as a dictionary makes it."""
+
+    def __init__(self, ids: Tensor) -> None:
+        self._pages: dict[tuple[int, tuple[int, ...]], tuple[int, Tensor]] = {}
+        for number, page in enumerate(ids.split(PAGE)):
+            self._pages[number, tuple(page.tolist())] = number + 1, page
+
+    def match(self, ids: Tensor) -> Tensor:
+        """Return the slots of the longest prefix in whole pages."""
+        tokens, parent, slots = ids.tolist(), 0, []
+        for at in range(0, len(tokens), PAGE):
+            page = self._pages.get((parent, tuple(tokens[at : at + PAGE])))
+            if page is None:
+                break
+            parent = page[0]
+            slots.append(page[1])
+        return torch.cat(slots) if slots else torch.empty(0, dtype=ids.dtype)

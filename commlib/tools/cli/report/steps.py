@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from commlib.collectives import COLLECTIVES
 from commlib.tools.baselines.kernels.case import OURS, PEER
-from commlib.tools.bench import which
+from commlib.tools.bench import kernels, which
 from commlib.tools.bench.result import median_us, title
-from commlib.tools.cli.bench import kernels_view
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import size_text
 from commlib.tools.report.view import View, grouped
@@ -81,7 +80,7 @@ SIZES = "1K,64K,1M", "8,1K,64K,1M,16M", "8,1K,16K,64K,256K,1M,4M,16M,64M"
 QUICK = "--no-compile --time 3"  # compiles nothing with torch
 COLLECTIVE = Reader("bench.result:KIND", order=("op", "size"))
 PHASES = Reader("bench.phases_report:KIND", "bench.phases_report:PhasesView")
-KERNEL = Reader("bench.kernels:KIND", "cli.bench.kernels_view:KernelView", ("variant", "n", "bytes", "detail"))
+KERNEL = Reader("bench.kernels:KIND", "bench.kernels:KernelView", ("variant", "n", "bytes", "detail"))
 DECODE, PREFILL = (f"bench attention --phase={phase} --compare --json" for phase in ("decode", "prefill"))
 STEPS = {
     "environment": Step("Environment", "doctor --json", Reader("cli.doctor.command:KIND")),
@@ -131,4 +130,4 @@ def _bench_name(row: Row) -> str:
 
 
 def _kernel_name(row: Row) -> str:
-    return f"{kernels_view.title(row)}, {kernels_view.place(row)}"
+    return f"{kernels.title(row)}, {kernels.place(row)}"
