@@ -26,6 +26,7 @@ OPTIONS = {
     "--compare-patterns": "run it twice: --pattern sequential and --pattern random",
     "--plot": "draw what -o FILE.csv has",
     "--ncu": "start it: ncu --kernel-name=regex:KERNEL --launch-count=1 commlib bench KERNEL …",
+    "--trace": "--phases has a table; `commlib debug --dump` writes the calls of all ranks for Perfetto",
     "--nsys": "start it: nsys profile commlib bench KERNEL …",
 }
 """An option that a command has no more, and what does its work now."""

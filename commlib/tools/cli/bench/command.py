@@ -117,7 +117,6 @@ FORMS, FACTOR = click.Choice(["both", "in", "out"]), Finite(1, min_open=True)
 @output("--json", "form", flag_value="json", help="Print the document, not the table.")
 @output("--format", "form", metavar="FORM", type=click.Choice(BenchView.forms), help=f"{', '.join(BenchView.forms)}.")
 @output("--plot", metavar="FILE", type=FILE, help="Also draw the curves: .png or .svg.")
-@output("--trace", metavar="FILE", type=FILE, help="With --phases: also some calls, for Perfetto.")
 @output("--full", is_flag=True, help="Without OP: every row, not a page.")
 @output("--percentiles", is_flag=True, help="Also the fastest block and the 99th percentile.")
 @output("--once", is_flag=True, hidden=True, help="Make one call: what --ncu looks at.")
@@ -136,7 +135,7 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     if ranks is not None and sys.stderr.isatty():
         click.echo(f"commlib: starting {counted(ranks, 'rank')}", err=True)  # loading torch takes seconds
     job = read_job(ops, ranks, options)
-    if options["phases"] or options["symmetric"] or options["trace"]:
+    if options["phases"] or options["symmetric"]:
         from commlib.tools.cli.bench import phases
 
         job = phases.one_call(ctx, job, options)
