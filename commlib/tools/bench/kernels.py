@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any, Literal
 
@@ -132,6 +132,7 @@ class KernelReport(Report):
 
     def add(self, case: Case, sets: int, candidates: Sequence[Candidate]) -> list[Row]:
         """Take the figures of one case and return its rows; they are relative to each other."""
+        facts = {field.name: getattr(case, field.name) for field in fields(KernelRow) if hasattr(case, field.name)}
         ours = next((each for each in candidates if each.role == OURS and each.timed), None)
         right = [each for each in candidates if each.role == PEER and not each.wrong and each.timed]
         best = min(right, key=lambda each: each.median_s, default=None)
@@ -141,7 +142,7 @@ class KernelReport(Report):
         for candidate in candidates:
             above = best if candidate is ours else candidate
             versus = None if ours is None or above is None else self._versus(above, ours)
-            rows.append({**case.facts, **self._figures(case, sets, candidate, bound_s), "versus": versus})
+            rows.append({**facts, **self._figures(case, sets, candidate, bound_s), "versus": versus})
         self.rows += rows
         return rows
 
@@ -156,7 +157,6 @@ class KernelReport(Report):
             "mode": "graph" if replays else "eager",
             "sets": sets,
             "bytes": case.num_bytes,
-            "flops": case.flops,
             "time_us": percentiles_us(timed) if timed else None,
             "blocks": len(timed.times_s) if timed else None,
             "calls": timed.iterations if timed else None,

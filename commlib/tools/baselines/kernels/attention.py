@@ -52,8 +52,7 @@ SWEEPS = {
     ("cpu", "decode"): ((1, 128), (1, 2048), (4, 512), (16, 512)),
     ("cpu", "prefill"): ((1, 64), (1, 512), (4, 128)),
 }
-SWEPT_AT = {"cuda": (64, 4096), "cpu": (4, 512)}  # where --sweep of decoding measures other pages and an 8-bit cache
-SWEPT_PAGES = (1, 64)
+DEFAULT = {"cuda": (64, 4096), "cpu": (4, 512)}  # where only one of both is named
 HEADS = {"cuda": (64, 8), "cpu": (8, 1)}  # of queries, of K and V
 BACKENDS = {
     "torch flash": SDPBackend.FLASH_ATTENTION,
@@ -89,6 +88,10 @@ class Attention(Case):
         return FP8 if self.variant.endswith("fp8") else self.dtype
 
     @property
+    def cache(self) -> str:
+        return type_name(self.cache_dtype)
+
+    @property
     def not_dense(self) -> str:
         """Say why those that read a dense copy are left out, "" if they are not."""
         if self.cache_dtype == FP8:
@@ -108,11 +111,6 @@ class Attention(Case):
         """Operations of both products; of a causal prefill, half of the square."""
         pairs = sum(n * n // 2 if self.phase == "prefill" else n for n in self.lengths())
         return 4 * self.heads * self.dim * pairs
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        names = ("length", "heads", "kv_heads", "page_size", "ragged")
-        return {**super().facts, **{name: getattr(self, name) for name in names}, "cache": type_name(self.cache_dtype)}
 
     def lengths(self) -> list[int]:
         """Return the length of each request; the mean of ragged ones is about the case's."""

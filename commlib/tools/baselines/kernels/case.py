@@ -27,7 +27,10 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Case(ABC):
-    """One problem of a kernel: n rows of `dim` elements; what that means is the kernel's."""
+    """One problem of a kernel: n rows of `dim` elements; what that means is the kernel's.
+
+    A row of results has all that has the name of one of its fields.
+    """
 
     kernel: ClassVar[str]
     n: int
@@ -70,12 +73,6 @@ class Case(ABC):
         """Operations of a call, where they can bound it."""
         return 0
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a row of results has of it."""
-        names = ("kernel", "variant", "n", "dim", "type", "pattern", "heat")
-        return {name: getattr(self, name) for name in names}
-
 
 class Inputs:
     """One set of tensors: `source` and `target` are what the floor copies, together as many bytes as a call moves."""
@@ -83,7 +80,6 @@ class Inputs:
     source: Tensor
     target: Tensor
     outputs: Sequence[Tensor]
-    iterations: int | None = None  # calls of a block; None: as many as fill it
     result: Any = None  # what a candidate allocates stays until the set's next turn, as it would in a program
 
     def expected(self) -> Iterable[Tensor]:

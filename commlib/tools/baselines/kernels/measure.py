@@ -59,7 +59,7 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> tuple[int, 
         if settings.on_gpu:
             budget_s /= 2
             _replay(case, [candidate for candidate in ready if candidate.graph], len(sets), settings, budget_s)
-        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, iterations=sets[0].iterations, seed=settings.seed)
+        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
         for candidate, result in _timed(case, ready, calls, settings):
             candidate.eager = result
             if not settings.on_gpu:

@@ -20,9 +20,7 @@ from commlib.tools.timing import Run
 
 COMPARED = (64, 2048, 16384, 262144)  # tokens
 MATCHED = ((2048, 1), (2048, 16), (32768, 1), (32768, 16))  # tokens, nodes on the path
-LEAF = PAGE = 16  # tokens
-EVICTIONS = 50  # of a block, at most: each takes a leaf away
-EVICTED = 200  # for each of them: 25 blocks, led in by four times as many calls
+LEAF = 16  # tokens
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,10 @@ class Radix(Case):
     def __str__(self) -> str:
         return f"radix {self.variant}"
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts, "detail": self.detail}
-
     def inputs(self, sets: int, device: torch.device) -> Sequence[Calls]:
         return [Calls(self)]
 
     def candidates(self) -> list[Candidate]:
-        """Return ours, and what a program does without a library: numpy, torch, a dictionary of pages."""
         by_operation = {
             "prefix_match": [
                 Candidate("commlib", lambda i: partial(prefix_match, i.ids, i.other), OURS),
@@ -65,11 +58,9 @@ class Radix(Case):
             "match": [
                 Candidate("commlib", lambda i: partial(i.cache.match, i.ids), OURS),
                 Candidate("commlib out=", lambda i: partial(i.cache.match, i.ids, out=torch.empty_like(i.ids)), OURS),
-                Candidate(f"dictionary, {PAGE}", lambda i: partial(Pages(i.ids).match, i.ids)),
             ],
             "lock, unlock": [Candidate("commlib", Calls.lock_unlock, OURS)],
             "insert": [Candidate("commlib", lambda i: partial(i.cache.insert, i.ids, i.ids), OURS)],
-            "evict": [Candidate("commlib", lambda i: partial(i.cache.evict, LEAF), OURS)],
             "insert, evict": [Candidate("commlib", Calls.renew, OURS)],
         }
         return by_operation[self.variant]
@@ -81,7 +72,7 @@ def cases(leaves: int) -> Iterator[Radix]:
     for n, nodes in MATCHED:
         yield from (made(n, variant=variant, nodes=nodes) for variant in ("match", "lock, unlock"))
     yield made(2048, variant="insert")
-    yield from (made(LEAF, variant=variant, leaves=leaves) for variant in ("evict", "insert, evict"))
+    yield made(LEAF, variant="insert, evict", leaves=leaves)
 
 
 class Calls(Inputs):
@@ -95,7 +86,6 @@ class Calls(Inputs):
         self.other = self.ids.clone()
         self.other[-1] = -1
         if case.leaves:
-            self.iterations = min(EVICTIONS, case.leaves // EVICTED) if case.variant == "evict" else None
             self.prompts = [torch.arange(first, first + LEAF, dtype=torch.int32) for first in range(case.leaves)]
             for prompt in self.prompts:
                 self.cache.insert(prompt, self.ids)
@@ -129,23 +119,3 @@ class Calls(Inputs):
 
 def _first(x: np.ndarray, y: np.ndarray) -> int:
     return int(np.argmax(x != y))
-
-
-class Pages:
-    """The slots of pages by the page before and their tokens: a cache as a dictionary makes it."""
-
-    def __init__(self, ids: Tensor) -> None:
-        self._pages: dict[tuple[int, tuple[int, ...]], tuple[int, Tensor]] = {}
-        for number, page in enumerate(ids.split(PAGE)):
-            self._pages[number, tuple(page.tolist())] = number + 1, page
-
-    def match(self, ids: Tensor) -> Tensor:
-        """Return the slots of the longest prefix in whole pages."""
-        tokens, parent, slots = ids.tolist(), 0, []
-        for at in range(0, len(tokens), PAGE):
-            page = self._pages.get((parent, tuple(tokens[at : at + PAGE])))
-            if page is None:
-                break
-            parent = page[0]
-            slots.append(page[1])
-        return torch.cat(slots) if slots else torch.empty(0, dtype=ids.dtype)

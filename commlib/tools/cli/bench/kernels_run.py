@@ -28,11 +28,8 @@ def main(name: str, options: Options, command: str) -> int:
     check_files(options["output"], None)
     cases = read_cases(name, device.type, options)
     files = {path.stem: python_file(path, "candidates").candidates for path in options.get("peer", ())}
-    compiles = options.get("compile_")
-    not_compiled = "not asked for" if device.type == "cuda" else "takes long on the CPU; --compile"
     others = options.get("compare") is not False or options["phase"] == "prefill"
-    not_compiled = "" if compiles or (compiles is None and device.type == "cuda") else not_compiled
-    settings = Settings(device, options["seed"], others, not_compiled, files)
+    settings = Settings(device, options["seed"], others, _not_compiled(device.type, options.get("compile_")), files)
     report = KernelReport(cases, settings, options["seconds"], command)
     output = Output(KernelView, "json" if options["as_json"] else "table", options["output"])
     if settings.on_gpu:
@@ -40,6 +37,13 @@ def main(name: str, options: Options, command: str) -> int:
     with one_thread(not settings.on_gpu):
         code = until_it_ends(partial(_measure, cases, settings, report, output), output.finish)
     return code or int(report.failed)
+
+
+def _not_compiled(device: str, wanted: bool | None) -> str:
+    """Return why torch.compile is left out, "" if it is not."""
+    if wanted or (wanted is None and device == "cuda"):
+        return ""
+    return "not asked for" if device == "cuda" else "takes long on the CPU; --compile"
 
 
 def _measure(cases: Sequence[Case], settings: Settings, report: KernelReport, output: Output) -> None:
@@ -63,16 +67,14 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 def read_device(text: str) -> torch.device:
     """Return the device of a name; auto is the current GPU if there is one."""
     has_gpu = torch.cuda.is_available()
-    try:
-        device = torch.device(("cuda" if has_gpu else "cpu") if text == "auto" else text)
-    except RuntimeError:
-        raise click.UsageError(f"--device {text!r} is none; write auto, cpu, cuda or cuda:1") from None
-    if device.type not in ("cpu", "cuda"):
-        raise click.UsageError(f"--device {text} is not supported; write cpu or cuda")
-    if device.type == "cuda" and not has_gpu:
+    name, _, index = text.replace("auto", "cuda" if has_gpu else "cpu").partition(":")
+    if name not in ("cpu", "cuda") or not (index or "0").isdecimal():
+        raise click.UsageError(f"--device {text} is not supported; write auto, cpu, cuda or cuda:1")
+    if name == "cpu":
+        return torch.device("cpu")
+    if not has_gpu:
         raise click.UsageError(f"--device {text}: torch finds no GPU here")
-    here = device.type == "cuda" and device.index is None
-    return torch.device("cuda", torch.cuda.current_device()) if here else device
+    return torch.device(name, int(index) if index else torch.cuda.current_device())
 
 
 def read_cases(name: str, device: str, options: Options) -> list[Case]:
@@ -107,22 +109,17 @@ def _attention(device: str, dtypes: Sequence[torch.dtype], options: Options) -> 
         raise click.UsageError("--fp8 and --ragged are of decoding; leave them out, or --phase prefill")
     if heads % kv_heads:
         raise click.UsageError(f"--heads {heads} is no multiple of --kv-heads {kv_heads}")
-    shape = {"heads": heads, "kv_heads": kv_heads, "ragged": options["ragged"]}
-    for dtype, (n, length, page, fp8) in itertools.product(dtypes, _problems(device, phase, options)):
-        sizes = {"length": length, "page_size": page, "variant": phase + " fp8" * fp8}
-        yield attention.Attention(n, options["dim"], dtype, **sizes, **shape)
+    same = {"heads": heads, "kv_heads": kv_heads, "ragged": options["ragged"]}
+    same["variant"] = phase + " fp8" * options["fp8"]
+    for dtype, (n, length, page) in itertools.product(dtypes, _problems(device, phase, options)):
+        yield attention.Attention(n, options["dim"], dtype, length=length, page_size=page, **same)
 
 
-def _problems(device: str, phase: str, options: Options) -> list[tuple[int, int, int, bool]]:
-    """Return requests, tokens, the size of a page, and whether the cache has 8-bit floats."""
-    batches, lengths, pages, sweeps = (options[name] for name in ("batch", "length", "page_size", "sweep"))
-    n, length = attention.SWEPT_AT[device]
-    sizes = (attention.SWEEPS if sweeps else attention.SIZES)[device, phase]
+def _problems(device: str, phase: str, options: Options) -> Iterator[tuple[int, int, int]]:
+    """Yield requests, tokens, and the size of a page."""
+    batches, lengths, pages = (options[name] for name in ("batch", "length", "page_size"))
+    n, length = attention.DEFAULT[device]
+    sizes = (attention.SWEEPS if options["sweep"] else attention.SIZES)[device, phase]
     if batches or lengths:
         sizes = tuple(itertools.product(batches or (n,), lengths or (length,)))
-    fp8, every = options["fp8"], itertools.product(sizes, pages or (attention.PAGE,))
-    problems = [(*size, page, fp8) for size, page in every]
-    if sweeps and phase == "decode" and not (batches or lengths or pages):
-        problems += [(n, length, page, fp8) for page in attention.SWEPT_PAGES]
-        problems += [(n, length, attention.PAGE, not fp8)]
-    return problems
+    yield from ((*size, page) for size, page in itertools.product(sizes, pages or (attention.PAGE,)))
