@@ -1,14 +1,10 @@
 """`commlib bench OP --phases` and `commlib plan explain`: where the time of a call goes, and what runs it."""
 
-import json
-from itertools import pairwise
-
 import pytest
 
 from commlib.tools.bench import phases
 from commlib.tools.bench.phases_report import KIND
 from commlib.tools.cli.plan import EXPLAINED
-from commlib.tools.report.view import grouped
 from commlib.tools.timing import Measurement
 from tests.cli.calls import exit_code, written
 
@@ -21,9 +17,9 @@ def are(expected, phases):
 
 
 def test_the_phases_of_each_rank_add_up_to_its_call(command, tmp_path):
-    output, trace, picture = (tmp_path / name for name in ("comm.json", "trace.json", "comm.svg"))
-    files = ("-o", str(output), "--trace", str(trace), "--plot", str(picture))
-    done = command("bench", "--phases", "-n", "2", "--sizes", "16K", *files, "--time", "0.2", "--backend", "shm")
+    output = tmp_path / "comm.json"
+    words = ("--sizes", "16K", "-o", str(output), "--time", "0.2", "--backend", "shm")
+    done = command("bench", "--phases", "-n", "2", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     found = written(output, KIND)
     assert (found["config"]["ranks"], found["config"]["size"], found["wrong"]) == (2, 16 << 10, 0)
@@ -34,22 +30,8 @@ def test_the_phases_of_each_rank_add_up_to_its_call(command, tmp_path):
         assert sum(row["us"] for row in rows) == pytest.approx(rank["sum_us"], rel=0.01)
         assert sum(row["share"] for row in rows) == pytest.approx(1, abs=0.01)
         assert rank["sum_us"] <= rank["stamped_us"], "what the stamps take is taken off"
-    assert {bar["rank"] for bar in found["timeline"]} == {0, 1}
-    assert picture.read_text(encoding="utf-8").count("publish") > 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "# phases add up to" in done.stdout
-    check_trace(json.loads(trace.read_text(encoding="utf-8"))["traceEvents"])
-
-
-def check_trace(events):
-    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert names == {"rank 0", "rank 1", "host"}
-    spans = [event for event in events if event["ph"] == "X"]
-    assert min(span["ts"] for span in spans) == 0
-    for of_call in grouped(spans, lambda span: (span["pid"], span["args"]["call"])):
-        assert are(ON_SHM, {span["name"] for span in of_call})
-        for one, following in pairwise(of_call):
-            assert one["ts"] + one["dur"] == pytest.approx(following["ts"], abs=0.002), "no time is left out"
 
 
 def test_a_wrong_value_fails_the_run(monkeypatch, capsys):

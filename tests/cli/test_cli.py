@@ -268,7 +268,7 @@ REFUSED = {
         ("-g 4", "no option -g; a rank for each GPU: -n 8"),
         ("--ngpus=8", "a rank for each GPU: -n 8"),
         ("-o max", "-o is the file to write here; the reduction is --redop max"),
-        ("--trace x.json", "--symmetric and --trace are of --phases"),
+        ("--symmetric", "--symmetric is of --phases"),
         ("--nobody", "no option --nobody; see"),
         ("--formt json", "no option --formt; did you mean --format? see"),
         ("allreduce", "; did you mean all_reduce?"),
@@ -291,7 +291,8 @@ REFUSED = {
     "bench index": [
         ("-n 0", "a number that is not above 0"),
         ("--device meta", "not supported"),
-        ("--device cpu --flush", "need a GPU"),
+        ("--flush", "no option --flush; "),
+        ("--pattern zipf", "'sequential', 'random'"),
         ("-o nowhere/report.json", "no folder nowhere"),
     ],
     "bench attention --device cpu": [
@@ -308,7 +309,8 @@ REFUSED = {
         ("--graph", "--graph needs GPUs"),
         ("barrier --in-place in", "barrier has no in-place form"),
         ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),
-        ("--trace /nowhere/trace.json", "there is no folder /nowhere"),
+        ("--trace trace.json", "no option --trace; --phases has a table"),
+        ("--plot x.png", "--phases draws nothing"),
     ],
     "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention|radix` measures")],
     "radix": [("simulate t", "was removed; run make_traces.py and simulate.py in benchmarks/radix")],

@@ -27,6 +27,12 @@ OPTIONS = {
     "--skip": "name the steps to measure with --only",
     "--native": "run `py-spy dump --native --pid PROCESS` or gdb on the process that `commlib debug` names",
     "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
+    "--flush": "cold cases whose tensors fit into the cache find it empty, always",
+    "--compare-patterns": "run it twice: --pattern sequential and --pattern random",
+    "--plot": "draw the figures of -o FILE, or of the samples next to a plan",
+    "--ncu": "start it: ncu --kernel-name=regex:KERNEL --launch-count=1 commlib bench KERNEL …",
+    "--trace": "--phases has a table of all ranks, and -o FILE its figures",
+    "--nsys": "start it: nsys profile commlib bench KERNEL …",
 }
 """An option that a command has no more, and what does its work now."""
 

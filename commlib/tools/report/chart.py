@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from commlib.tools.tune.rules import Table
-
 SUFFIXES = (".png", ".svg")
 NEEDS = "drawing needs matplotlib; `pip install matplotlib`"
 WIDTH_IN, HEIGHT_IN, DPI = 5.2, 3.2, 110  # of a panel
@@ -28,7 +24,6 @@ LANE_IN, MARGIN_IN = 0.28, 0.9  # of a bar; of what is above and below it
 INK = "#1a1d21"  # in a page it becomes the colour of its text
 MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 OURS: dict[str, Any] = {"color": INK, "linewidth": 3, "marker": "o", "markersize": 5, "zorder": 4}
-CHOSEN: dict[str, Any] = {"color": INK, "linewidth": 2.5, "alpha": 0.6}
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",  # text stays text: it can be searched, and is small
@@ -37,7 +32,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
 }
 FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
-FAR = 2.0  # times the best option's time: what takes longer is out of the picture of a tuning
 
 
 @dataclass(frozen=True)
@@ -70,9 +64,7 @@ class Panel:
     xlabel: str = ""  # "": sizes in bytes
     log_y: bool = False
     bottom: float | None = None
-    top: float | None = None
     level: float | None = None  # dashed across
-    marks: Sequence[float] = ()  # dashed upright
 
 
 Rows = Sequence[Sequence[Panel]]
@@ -162,8 +154,6 @@ def _curves(panel: Panel, axis: Axes) -> None:
         axis.plot(list(line.points), list(line.points.values()), label=line.label, **line.style)
     if panel.level is not None:
         axis.axhline(panel.level, color=INK, linestyle=(0, (6, 3)), linewidth=1, zorder=1)
-    for at in panel.marks:
-        axis.axvline(at, color="grey", linestyle="--", linewidth=0.8)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_locator(LogLocator(2, numticks=8))
     axis.xaxis.set_major_formatter(_number if panel.xlabel else _size)
@@ -175,7 +165,7 @@ def _curves(panel: Panel, axis: Axes) -> None:
         axis.yaxis.set_minor_formatter(_number)
         if high > FEW_DECADES * low:
             axis.set_yticks([], minor=True)
-    axis.set_ylim(panel.bottom, panel.top)
+    axis.set_ylim(panel.bottom)
     axis.tick_params(labelsize=8, which="both")
     axis.grid(True, which="major", color="grey", alpha=0.25)
 
@@ -198,31 +188,3 @@ def _number(value: float, position: float) -> str:
 def _size(value: float, position: float) -> str:
     text = about(value)
     return f"{text[:-1]} {text[-1]}iB" if text[-1].isalpha() else f"{text} B"
-
-
-def tuning(tables: Sequence[Table]) -> Rows:
-    """Return a panel for each case that `commlib tune` measured: the best of each algorithm, and what is chosen."""
-    names = list(dict.fromkeys(option.algorithm for table in tables for option in table.samples.options))
-    return [[_tuned(table, names)] for table in tables]
-
-
-def _tuned(table: Table, names: Sequence[str]) -> Panel:
-    lines: dict[str, dict[int, float]] = {}
-    chosen: dict[int, float] = {}
-    for size, option_chosen in table.choice.items():
-        times = table.samples.medians(size)
-        ratios = {option: time_s / min(times.values()) for option, time_s in times.items()}
-        for option, ratio in ratios.items():
-            of_algorithm = lines.setdefault(option.algorithm, {})
-            of_algorithm[size] = min(of_algorithm.get(size, ratio), ratio)
-        chosen[size] = ratios[option_chosen]
-    styles = [look(names.index(name), markersize=3, linewidth=1) for name in lines]
-    changes = pairwise(table.choice.items())
-    return Panel(
-        str(table.case),
-        "time over the best",
-        [*map(Line, lines, lines.values(), styles), Line("chosen", chosen, CHOSEN)],
-        bottom=0.97,
-        top=FAR,
-        marks=[math.sqrt(low * high) for (low, one), (high, other) in changes if one.algorithm != other.algorithm],
-    )

@@ -119,7 +119,6 @@ PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=
 @others("--baseline", metavar="ROW", help="That speed-ups are over, or best.  [default: first peer]")
 @output("--json", "form", flag_value="json", help="Print the document, not the table.")
 @output("--format", "form", metavar="FORM", type=FORMS, help=f"{', '.join(BenchView.forms)}.")
-@output("--trace", metavar="FILE", type=FILE, help="With --phases: also some calls, for Perfetto.")
 @output("--once", is_flag=True, hidden=True, help="Make one call: what --ncu looks at.")
 @click.pass_context
 def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
@@ -131,7 +130,7 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     if ranks is not None and sys.stderr.isatty():
         click.echo(f"commlib: starting {counted(ranks, 'rank')}", err=True)  # loading torch takes seconds
     job = read_job(ops, ranks, options)
-    if options["phases"] or options["symmetric"] or options["trace"]:
+    if options["phases"] or options["symmetric"]:
         from commlib.tools.cli.bench import phases
 
         job = phases.one_call(ctx, job, options)

@@ -49,7 +49,7 @@ def load(place: str) -> Any:
 
 
 def _kernel(title: str, arguments: str, quick: str = "", rest: str = "--sweep") -> Step:
-    view = "cli.bench.kernels_view:KernelView"
+    view = "bench.kernels:KernelView"
     return Step(title, f"bench {arguments}", "bench.kernels:KIND", view, options=(f"{quick} --time 3", "", rest))
 
 
