@@ -18,7 +18,6 @@ from commlib.tools.bench.result import (
     FASTER,
     chosen,
     compared,
-    label,
     library,
     measured,
     median_us,
@@ -30,7 +29,7 @@ from commlib.tools.bench.result import (
     with_speedups,
 )
 from commlib.tools.report.chart import OURS as THICK
-from commlib.tools.report.chart import Bar, Line, Panel, look
+from commlib.tools.report.chart import Line, Panel, look
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, ratio_text, size_text
 from commlib.tools.report.measured import ENOUGH, outcome
@@ -238,13 +237,7 @@ def panels(document: Mapping[str, Any]) -> list[list[Panel]]:
     looks = {name: look(at) for at, name in enumerate(ours, len(libraries) + 1)}
     looks |= {name: look(at, linestyle="--") for at, name in enumerate(libraries, 1)}
     limit = document["limit"]["busbw"]
-    return [_pair(of, looks, limit) if of[-1]["size"] else [_bars(of)] for of in grouped(timed, series_of)]
-
-
-def _bars(rows: Sequence[Row]) -> Panel:
-    ordered = sorted(rows, key=median_us)
-    bars = [Bar(f"{label(row)}  {fitted(median_us(row), 8)} µs", "", 0.0, median_us(row)) for row in ordered]
-    return Panel(f"{title(rows[0])} (* the plan's choice)", bars=bars, xlabel="latency, µs")
+    return [_pair(of, looks, limit) for of in grouped(timed, series_of) if of[-1]["size"]]
 
 
 def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float | None) -> list[Panel]:

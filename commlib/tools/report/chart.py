@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg")
 NEEDS = "drawing needs matplotlib; `pip install matplotlib`"
 WIDTH_IN, HEIGHT_IN, DPI = 5.2, 3.2, 110  # of a panel
-LANE_IN, MARGIN_IN = 0.28, 0.9  # of a bar; of what is above and below it
+MARGIN_IN = 0.9  # of what is above and below
 INK = "#1a1d21"  # in a page it becomes the colour of its text
 MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 OURS: dict[str, Any] = {"color": INK, "linewidth": 3, "marker": "o", "markersize": 5, "zorder": 4}
@@ -44,23 +44,12 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A stretch of time in a lane; what has one label has one colour."""
-
-    lane: str
-    label: str
-    start: float
-    width: float
-
-
-@dataclass(frozen=True)
 class Panel:
-    """Lines over a logarithm of sizes or counts, or bars in lanes over time."""
+    """Lines over a logarithm of sizes or counts."""
 
     title: str
     ylabel: str = ""
     lines: Sequence[Line] = ()
-    bars: Sequence[Bar] = ()
     xlabel: str = ""  # "": sizes in bytes
     log_y: bool = False
     bottom: float | None = None
@@ -124,16 +113,17 @@ def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:
 def _figure(rows: Rows, title: str) -> Figure:
     from matplotlib.figure import Figure
 
-    heights = [max(map(_height, panels)) for panels in rows]
     width = max(map(len, rows))
-    figure = Figure(figsize=(WIDTH_IN * max(width, 2), sum(heights) + MARGIN_IN), dpi=DPI, layout="constrained")
+    figure = Figure(
+        figsize=(WIDTH_IN * max(width, 2), HEIGHT_IN * len(rows) + MARGIN_IN), dpi=DPI, layout="constrained"
+    )
     figure.suptitle(title, fontsize=13, fontweight="bold")
     entries: dict[str, Any] = {}
-    for panels, axes in zip(rows, figure.subplots(len(rows), width, squeeze=False, height_ratios=heights), strict=True):
+    for panels, axes in zip(rows, figure.subplots(len(rows), width, squeeze=False), strict=True):
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for panel, axis in zip(panels, axes, strict=False):
-            (_bars if panel.bars else _curves)(panel, axis)
+            _curves(panel, axis)
             axis.set_title(panel.title, fontsize=10)
             axis.set_xlabel(panel.xlabel)
             axis.set_ylabel(panel.ylabel)
@@ -141,10 +131,6 @@ def _figure(rows: Rows, title: str) -> Figure:
     if entries:
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     return figure
-
-
-def _height(panel: Panel) -> float:
-    return LANE_IN * len({bar.lane for bar in panel.bars}) + MARGIN_IN if panel.bars else HEIGHT_IN
 
 
 def _curves(panel: Panel, axis: Axes) -> None:
@@ -168,17 +154,6 @@ def _curves(panel: Panel, axis: Axes) -> None:
     axis.set_ylim(panel.bottom)
     axis.tick_params(labelsize=8, which="both")
     axis.grid(True, which="major", color="grey", alpha=0.25)
-
-
-def _bars(panel: Panel, axis: Axes) -> None:
-    lanes = list(dict.fromkeys(bar.lane for bar in panel.bars))
-    for at, label in enumerate(dict.fromkeys(bar.label for bar in panel.bars)):
-        bars = [bar for bar in panel.bars if bar.label == label]
-        places, widths = [lanes.index(bar.lane) for bar in bars], [bar.width for bar in bars]
-        starts = [bar.start for bar in bars]
-        axis.barh(places, widths, left=starts, height=0.7, color=f"C{at % 10}", label=label or None)
-    axis.set_yticks(range(len(lanes)), lanes, fontsize=8)
-    axis.invert_yaxis()
 
 
 def _number(value: float, position: float) -> str:
