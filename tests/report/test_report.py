@@ -133,8 +133,8 @@ def test_the_head_comes_before_the_start_and_only_what_came_to_it_after(capsys, 
         assert capsys.readouterr().out == printed
 
 
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_keep_what_was_measured_and_a_second_one_waits(asked, capsys, monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_keeps_what_was_measured_and_a_second_one_waits(asked, capsys, monkeypatch, tmp_path) -> None:
     closing, path, report = Plain.closing, tmp_path / "x.json", Sizes()
     output = Output(Plain, path=path)
 
@@ -179,8 +179,8 @@ def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_it(
     assert json.loads(path.read_text())["rows"] == ROWS
 
 
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_are_reported_from_a_call_that_never_ends(asked: signal.Signals) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_reported_from_a_call_that_never_ends(asked: signal.Signals) -> None:
     script = (
         "import ctypes, os, signal, threading\n"
         "from commlib.tools.report import run\n"

@@ -22,7 +22,7 @@ from commlib.tools.report.table import fold
 from commlib.tools.report.view import View, grouped
 
 INTERRUPTED_TEXT = "interrupted"
-ENDS = (signal.SIGINT, signal.SIGTERM)  # each asks a run to report what it has
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each asks a run to report what it has
 UNREAD = 141  # as of a program that SIGPIPE ends: nobody reads what it prints
 STDOUT = Path("-")
 PAGE = "page"  # the form that says where the rest is
