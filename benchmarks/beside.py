@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from two_streams import Clocks, OnCpu, OnGpu, Times
 from written import command_line, head, whole_numbers, write
 
@@ -129,15 +128,9 @@ class Ways:
         algorithm = op.rows(self.comm.backend).get(name)
         if algorithm is None:
             raise Unsupported(f"{op.name} has no {name} on {self.comm.backend}")
-        prepare, enter = pinned(twin, op, algorithm, Plan.only({op.name: name}, base=self.comm.plan))
-        enter()
-
-        def symmetric(elements: int, dtype: torch.dtype) -> Tensor:
-            return twin.empty(elements, dtype=dtype)
-
-        return Candidate(
-            name, prepare, empty=symmetric if algorithm.placement == "symmetric" else plain_on(twin.device)
-        )
+        candidate = pinned(twin, op, algorithm, Plan.only({op.name: name}, base=self.comm.plan))
+        candidate.enter()
+        return candidate
 
 
 def _later(comm: Communicator) -> Callable[[Collective], Prepare]:
@@ -157,7 +150,9 @@ def _later(comm: Communicator) -> Callable[[Collective], Prepare]:
 
 
 def _of_peer(peer: Any, comm: Communicator, at: int, op: Collective) -> Candidate:
-    candidate: Candidate = peer.lines(comm, op, False)[at]
+    if peer.reason:
+        raise Unsupported(peer.reason)
+    candidate: Candidate = peer.candidates(comm, op, False)[at]
     return candidate
 
 

@@ -52,10 +52,6 @@ class Peer:
     def stop(self) -> None:
         """Leave; what was not started is left as it is."""
 
-    def lines(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return one candidate for each label, in their order."""
-        return self.refused(self.reason, in_place) if self.reason else self.candidates(comm, collective, in_place)
-
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return its ways to make the calls of a collective; what it lacks is refused before it is called."""
         return [Candidate(self.labels[0], self.prepare(collective, in_place), in_place, self.allocator(comm))]

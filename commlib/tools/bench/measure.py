@@ -19,7 +19,6 @@ from commlib.counts import counted
 from commlib.plan import Plan
 from commlib.tools import timing
 from commlib.tools.baselines import AUTO, PROBE, load
-from commlib.tools.baselines.peer import refusing
 from commlib.tools.bench.job import Job, calls, forms, joined, left_out
 from commlib.tools.bench.limit import measure_limit
 from commlib.tools.bench.result import BEST, KIND, Bounds, Config, Limit, Measured, PlanInForce, Skipped, Times
@@ -165,11 +164,11 @@ class Bench(Report):
             way |= {"rule": why.rule if chosen else None, "why": text}
             plan = Plan.only({collective.name: row.name}, base=self.comm.plan)
             for in_place in forms(self.job, collective):
-                yield way, pinned_to(self.twin, collective, row, plan, in_place)
+                yield way, timing.pinned(self.twin, collective, row, plan, in_place)
 
     def _others(self, collective: Collective) -> Iterator[tuple[Row, timing.Candidate]]:
         for peer in self.job.peers:
-            in_forms = [peer.lines(self.comm, collective, in_place) for in_place in forms(self.job, collective)]
+            in_forms = [peer.candidates(self.comm, collective, in_place) for in_place in forms(self.job, collective)]
             for label, *candidates in zip(peer.labels, *in_forms, strict=True):
                 way = {"algorithm": label, "ours": False, "placement": "plain", "chosen": False}
                 way |= {"rule": None, "why": None, "library": peer.title or peer.name}
@@ -199,14 +198,3 @@ def _match(plan: Plan) -> str:
     if plan.source.startswith("plans/") or not plan.fit.total:
         return "shipped"
     return "; ".join(plan.fit.differences) or "here"
-
-
-def pinned_to(
-    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool
-) -> timing.Candidate:
-    """Return the candidate that makes the public call under a plan that leaves no choice."""
-    prepare, enter = timing.pinned(twin, collective, algorithm, plan)
-    if in_place and not algorithm.in_place:
-        prepare = refusing("it cannot work in place")
-    empty = twin.empty if algorithm.placement == "symmetric" else timing.plain_on(twin.device)
-    return timing.Candidate(algorithm.name, prepare, in_place, empty, enter)

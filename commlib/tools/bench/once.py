@@ -10,9 +10,8 @@ import torch
 from commlib.errors import Unsupported
 from commlib.plan import Plan
 from commlib.tools.bench.job import Job, calls, forms, joined
-from commlib.tools.bench.measure import pinned_to
 from commlib.tools.report import nsight
-from commlib.tools.timing import Candidate, buffers_of, plain_on, public_call
+from commlib.tools.timing import Candidate, buffers_of, pinned, plain_on, public_call
 
 # Each pass of ncu's starts the ranks anew, as a kernel that waits for its peers must not be run twice: so few passes.
 NCU = ("--set=basic", "--target-processes=all", "--replay-mode=application")
@@ -42,7 +41,7 @@ def main(job: Job) -> int:
             candidate = Candidate(name, public_call(comm, collective), in_place, plain_on(comm.device))
         else:
             plan = Plan.only({collective.name: name}, base=comm.plan)
-            candidate = pinned_to(comm, collective, collective.algorithm(name), plan, in_place)
+            candidate = pinned(comm, collective, collective.algorithm(name), plan, in_place)
         x, out = buffers_of(collective, call, candidate)
         x.zero_()
         run = candidate.prepare(x, out, call)

@@ -48,7 +48,7 @@ def opening(document: Mapping[str, Any]) -> list[str]:
         ", ".join([*versions, *settings]),
         f"about {config['seconds']:g} s; values are {'' if config['check'] else 'not '}checked",
         f"time: median of {low} to {high} interleaved blocks of {block}{graph}, slowest rank, per call",
-        f"plan {plan['digest']} from {plan['source']}; * marks its choice",
+        f"plan {plan['digest']} from {plan['source']}, {_origin(plan, config['ranks'])}; * marks its choice",
     ]
     if limit["what"]:  # the ranks have started
         rate = f"{limit['busbw']:.2f} GB/s, " if limit["busbw"] else ""
@@ -59,6 +59,14 @@ def opening(document: Mapping[str, Any]) -> list[str]:
             lines.append(f"{what}; none where blocks differ by more than {AGREE:.0%} (~)")
         lines += document["notes"]
     return [f"# {line}" for line in lines]
+
+
+def _origin(plan: Mapping[str, Any], ranks: int) -> str:
+    match = plan.get("match", "shipped")
+    if match == "here":
+        return "measured on this machine"
+    other = "" if match == "shipped" else f" but with {match}"
+    return f"not measured on this machine{other}" + f" → commlib tune -n {ranks}" * (ranks > 1)
 
 
 def columns(config: Mapping[str, Any]) -> Iterator[Column]:
@@ -93,11 +101,16 @@ def closing(document: Mapping[str, Any]) -> list[str]:
         texts = [*_faster(of_series), *_skipped(of_series)]
         lines += ["#", f"# {title(of_series[0])}"] if texts and len(series) > 1 else []
         lines += [f"# {text}" for text in texts]
-    bounds = document["out_of_bounds"]
-    lines += ["#", f"# Out of bounds values : {bounds['count']} {'OK' if bounds['okay'] else 'FAILED'}"]
+    lines += ["#", bounds(document)[0]]
     if len({row["op"] for row in rows}) == 1:  # of different collectives a mean says nothing
         lines += [f"# Avg bus bandwidth    : {text}" for text in _average(rows)]
-    return lines + unfinished(document)
+    return lines + bounds(document)[1:]
+
+
+def bounds(document: Mapping[str, Any]) -> list[str]:
+    """Return how many values were wrong, and whether the run came to its end."""
+    wrong = document["out_of_bounds"]
+    return [f"# Out of bounds values : {wrong['count']} {'OK' if wrong['okay'] else 'FAILED'}", *unfinished(document)]
 
 
 def _average(rows: Sequence[Row]) -> Iterator[str]:

@@ -10,17 +10,8 @@ from commlib.tools.bench import result, table, which
 from commlib.tools.report.chart import Panel
 from commlib.tools.report.document import Row
 from commlib.tools.report.formats import csv_text
-from commlib.tools.report.table import Column
+from commlib.tools.report.table import Column, fold
 from commlib.tools.report.view import View
-
-CSV = {
-    **{name: name for name in ("op", "size", "count", "type", "redop", "root", "algorithm", "ours")},
-    **{name: name for name in ("placement", "chosen", "rule", "why", "mode", "in_place", "skipped")},
-    **{f"p{p}_us": f"time_us.p{p}" for p in (0, 10, 50, 90, 100)},
-    **{name: name for name in ("iterations", "blocks", "algbw", "busbw", "of_limit", "wrong", "host_us")},
-    **{"speedup_over": "speedup.over", "speedup": "speedup.ratio"},
-    **{f"speedup_{end}": f"speedup.{end}" for end in ("low", "high")},
-}
 
 
 class BenchView(View):
@@ -47,13 +38,13 @@ class BenchView(View):
         return result.with_speedups(result.measured(rows), self.document["config"]["baseline"])
 
     def csv(self) -> str:
-        return csv_text(result.with_speedups(self.rows(), self.document["config"]["baseline"]), CSV)
+        return csv_text(result.with_speedups(self.rows(), self.document["config"]["baseline"]))
 
     def page(self) -> str:
         return "\n".join([*self.page_head(), *self.page_rest()])
 
     def page_head(self) -> list[str]:
-        return which.folded(which.head(self.document), self.width)
+        return fold(self.opening(), self.width)
 
     def page_rest(self) -> list[str]:
         return which.lines(self.document, self.width)

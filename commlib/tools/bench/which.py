@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -100,22 +100,6 @@ def _nearest(size: int, asked: Sequence[int]) -> int:
     return min(asked, key=lambda each: abs(math.log((size + 1) / (each + 1))))
 
 
-def head(document: Mapping[str, Any]) -> Iterator[str]:
-    config, machine, plan = document["config"], document["fingerprint"], document["plan"]
-    types = ", ".join(config.get("types") or dict.fromkeys(row["type"] for row in document["rows"]))
-    graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""
-    ranks = counted(config["ranks"], "rank")
-    yield f"commlib {machine['commlib']} on {ranks} of backend {config['backend']}, {types}{graphs}"
-    gpus = [f"{machine.get('gpus') or 1} x {machine['gpu']}"] if machine.get("gpu") else []
-    yield ", ".join([*gpus, machine["cpu"], counted(machine["cores"], "core"), f"torch {machine['torch']}"])
-    match = plan.get("match", "shipped")
-    origins = {"here": ", measured on this machine", "shipped": ": comes with commlib"}
-    yield f"plan {plan['source']} ({plan['digest']}){origins.get(match, f': measured with {match}')}"
-    if match != "here":
-        remedy = f" → commlib tune -n {config['ranks']}" if config["ranks"] > 1 else ""
-        yield f"not measured on this machine{remedy}"
-
-
 def _overview(document: Mapping[str, Any], sizes: Sequence[int], cell: Any) -> Table:
     """Return a line for each series, a column for each size; `cell` writes a call."""
     asked = document["config"]["sizes"]
@@ -144,32 +128,22 @@ def lines(document: Mapping[str, Any], width: int) -> list[str]:
     room, last = min(SIZES, max(1, (width - NAME) // (CELL + 1))), len(asked) - 1
     sizes = list(dict.fromkeys(asked[-(-at * last // max(room - 1, 1))] for at in range(room)))
     shown = _overview(document, sizes, lambda call: f"{fitted(median_us(call.ours), 7)} {call.ratio.split()[0]:<6}")
-    texts = [[column.fit(column.read(item)) for column in shown.columns] for item in shown.items]
     names = [column.fit(f"{column.name}{'':7}" if at else "") for at, column in enumerate(shown.columns)]
-    what = "us per call by the plan, then how many times as long the best other takes (~ noisy)"
-    ending = [*_findings(document), *(line.removeprefix("# ") for line in unfinished(document))]
+    texts = [[column.fit(column.read(item)) for column in shown.columns] for item in shown.items]
     body = [" ".join(cells).rstrip() for cells in (names, *texts)]
-    return ["", *folded([what], width), *body, "", *folded(ending, width)]
+    what = "# us per call by the plan, then how many times as long the best other takes (~ noisy)"
+    return ["#", *fold([what], width), *body, *fold([*_others(document), *table.bounds(document)], width)]
 
 
 def where(path: Path | None, picture: Path | None, width: int) -> list[str]:
     """Say where the rest is; a path is not broken, as it is there to be copied."""
     if path is None:
-        return folded(["every row: --format table; -o FILE.json keeps them, --plot FILE.png draws them"], width)
-    again = [f"every row: commlib bench show {path}"] if path.suffix == ".json" else []
-    return [f"results: {path}", *again, *([f"picture: {picture}"] if picture else [])]
+        return fold(["# every row: --format table; -o FILE.json keeps them, --plot FILE.png draws them"], width)
+    again = [f"# every row: commlib bench show {path}"] if path.suffix == ".json" else []
+    return [f"# results: {path}", *again, *([f"# picture: {picture}"] if picture else [])]
 
 
-def folded(texts: Iterable[str], width: int) -> list[str]:
-    """Break what is too long for the terminal; what is broken off is indented."""
-    marked = fold((f"# {text}" for text in texts), width + 2)
-    return [("  " if line.startswith("#   ") else "") + line.removeprefix("#   ").removeprefix("# ") for line in marked]
-
-
-def _findings(document: Mapping[str, Any]) -> Iterator[str]:
-    rows = measured(document["rows"])
-    values = f"{counted(document['out_of_bounds']['count'], 'wrong element')}; {counted(len(rows), 'row')} compared"
-    yield f"values: {values if document['config']['check'] else 'not compared'}"
+def _others(document: Mapping[str, Any]) -> Iterator[str]:
     pairs = [(call.ours, call.best) for of in calls(document) for call in of if call.best]
     ratios = [(median_us(ours) / median_us(best), ours, best) for ours, best in pairs]
     won = [
@@ -177,20 +151,20 @@ def _findings(document: Mapping[str, Any]) -> Iterator[str]:
         for ratio, ours, best in sorted(ratios, key=lambda each: -each[0])
         if ratio > FASTER
     ]
-    if others := ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(rows))):
+    if others := ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(document["rows"]))):
         more = f" and {len(won) - NAMED} more" if len(won) > NAMED else ""
-        yield f"others: {others}; faster than ours: {', '.join(won[:NAMED]) or 'none of them'}{more}"
-    yield from document["notes"]
+        yield f"# others: {others}; faster than ours: {', '.join(won[:NAMED]) or 'none of them'}{more}"
 
 
 # --- the page of HTML
 
 
 def page(document: Mapping[str, Any]) -> str:
-    what, *_ = head(document)
+    facts = [line.removeprefix("# ") for line in table.opening(document)]
+    made = Section("made", "How this was measured", code=[document["command"]], notes=facts)
     when = document["created"][:16].replace("T", " ")
-    made = Section("made", "How this was measured", code=[document["command"]], notes=table.opening(document))
-    return html(f"Which library at which size: {device(document)}", f"{what}; {when} UTC", [*sections(document), made])
+    title = f"Which library at which size: {device(document)}"
+    return html(title, f"{facts[0]}; {when} UTC", [*sections(document), made])
 
 
 def sections(document: Mapping[str, Any], chart: str = "") -> list[Section]:
@@ -221,10 +195,6 @@ def _problems(document: Mapping[str, Any]) -> Iterator[str]:
     yield from (note for note in document["notes"] if note.startswith("skipped: peer "))
     if count := document["out_of_bounds"]["count"]:
         yield f"{counted(count, 'wrong element')} in this run."
-    shown = {series_of(row) for row in chosen(document["rows"])}
-    left_out = [title(of[0]) for of in grouped(document["rows"], series_of) if series_of(of[0]) not in shown]
-    if left_out:
-        yield f"Not shown, because the plan's choice was not measured: {'; '.join(left_out)}."
 
 
 # --- charts

@@ -69,12 +69,14 @@ def public_call(comm: Communicator, collective: Collective) -> Prepare:
 
 
 def pinned(
-    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan
-) -> tuple[Prepare, Callable[[], None]]:
-    """Return `prepare` and `enter` of the public call on a communicator that is given a plan which leaves no choice."""
+    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool = False
+) -> Candidate:
+    """Return the public call on a communicator that is given a plan which leaves no choice but this algorithm."""
     make = public_call(twin, collective)
 
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+        if in_place and not algorithm.in_place:
+            raise Unsupported("it cannot work in place")
         if reason := algorithm.refuses(call.dtype, call.redop, call.size):
             raise Unsupported(reason)
         return make(x, out, call)
@@ -83,7 +85,8 @@ def pinned(
         if twin.plan is not plan:
             twin.use(plan)
 
-    return prepare, enter
+    empty = twin.empty if algorithm.placement == "symmetric" else plain_on(twin.device)
+    return Candidate(algorithm.name, prepare, in_place, empty, enter)
 
 
 class _Recorder:

@@ -126,9 +126,9 @@ class Tuning:
         base = None if algorithm.kernel and not algorithm.composed else self.comm.plan
         below = Plan.only({case.op: plain}, base=base, params={})  # a symmetric rule is no plan
         plan = Plan.only({case.op: option.algorithm}, base=below, params=dict(option.params))
-        prepare, enter = pinned(self._twin, case.collective, algorithm, plan)
+        way = pinned(self._twin, case.collective, algorithm, plan)
         empty = self._twin.empty if case.placement == "symmetric" else plain_on(self.comm.device)
-        return Candidate(str(option), prepare, case.in_place, empty, enter)
+        return replace(way, label=str(option), in_place=case.in_place, empty=empty)
 
     def _save(self) -> None:
         """Write the plan with its samples; the one that was there before this run is next to it."""
