@@ -65,12 +65,8 @@ class View(ABC):
     def ending(self) -> list[str]:
         return fold(self.closing(), self.width)
 
-    def page_head(self) -> list[str]:
-        """Return what a run prints at once where its form is a page."""
-        return []
-
     def page_rest(self) -> list[str]:
-        """Return what it prints in the end."""
+        """Return what a run prints in the end, below the opening, where its form is a page."""
         return []
 
     def where(self, path: Path | None, picture: Path | None) -> list[str]:
