@@ -56,7 +56,7 @@ def _plain(value: Any) -> Any:
 
 
 def markdown_table(columns: Sequence[Column], items: Iterable[Any]) -> list[str]:
-    names = [f"{column.name}, {column.unit}" if column.unit else column.name for column in columns]
+    names = [f"{column.name}, {column.unit.strip('()')}" if column.unit else column.name for column in columns]
     sides = [":---" if column.left else "---:" for column in columns]
     return [_cells(names), _cells(sides), *(_cells([column.read(item) for column in columns]) for item in items)]
 
