@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from commlib.counts import counted
-from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, SETS, Candidate, Case, cold_bytes
+from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
 from commlib.tools.baselines.kernels.measure import Settings
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, interval_text, percent_text
@@ -82,8 +82,6 @@ class KernelConfig:
     cases: int
     seconds: Positive
     seed: int
-    cold_bytes: Count  # what sets in rotation exceed
-    max_sets: int
 
 
 @dataclass(frozen=True)
@@ -103,18 +101,15 @@ class KernelReport(Report):
     """Collects the rows of a run and makes the document of what is there so far."""
 
     def __init__(self, cases: Sequence[Case], settings: Settings, seconds: float, command: str) -> None:
-        device = settings.device
         super().__init__(KIND, command, "" if settings.on_gpu else "cpu")
         self.config = KernelConfig(
             kernel=cases[0].kernel,
             variant=cases[0].variant if cases[0].kernel != "radix" else "",
-            device=device.type,  # type: ignore[arg-type]
+            device=settings.device.type,  # type: ignore[arg-type]
             threads=torch.get_num_threads() if settings.on_gpu else 1,
             cases=len(cases),
             seconds=seconds,
             seed=settings.seed,
-            cold_bytes=cold_bytes(device),
-            max_sets=SETS[1],
         )
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from commlib.communicator import Communicator
 from commlib.counts import counted
-from commlib.tools.bench.phases import GPU, Phases
+from commlib.tools.bench.phases import DEVICE, GAP, GPU, IDLE, PHASES, Phases
 from commlib.tools.bench.result import type_text
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, percent_text, size_text
@@ -20,20 +20,7 @@ from commlib.tools.report.schema import Number
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View, grouped, unfinished
 
-PHASES = {  # in the order in which a call comes to them
-    "python": "outside of native code",
-    "native": "arguments are checked; the way back",
-    "plan": "the algorithm is looked up",
-    "launch": "the kernel is put on the stream",
-    "start": "until what is ahead on the stream is over",
-    "publish": "what peers read is written",
-    "wait": "for peers",
-    "reduce": "add",
-    "copy": "what came is brought to its place",
-    "idle": "blocks have not begun, or are done",
-    "gap": "launch to start, end to who waits for it",
-    "device": "the kernel, and the ways to it and back",
-}
+ORDER = [*PHASES, IDLE, GAP, DEVICE]  # in which a call comes to its phases
 
 
 @dataclass(frozen=True)
@@ -149,7 +136,6 @@ class PhasesView(View):
             Column("mean", lambda rows: fitted(_mean(rows, "us", len(ranks)), 7), 7, "(us)"),
             Column("%", lambda rows: percent_text(_mean(rows, "share", len(ranks))), 4),
             *(Column(f"rank {rank}", partial(_of, rank=rank), 7, "(us)", spare=1 + rank) for rank in ranks),
-            Column("what", lambda rows: PHASES[rows[0]["phase"]], 40, left=True, spare=1 + len(ranks)),
         ]
 
     def opening(self) -> list[str]:
@@ -187,7 +173,7 @@ class PhasesView(View):
     def items(self, rows: Sequence[Row]) -> Sequence[list[Row]]:
         """Return the rows of each phase, in the order in which a call comes to them."""
         phases = grouped(rows, lambda row: (row["place"], row["phase"]))
-        return sorted(phases, key=lambda of: (of[0]["place"] == GPU, list(PHASES).index(of[0]["phase"])))
+        return sorted(phases, key=lambda of: (of[0]["place"] == GPU, ORDER.index(of[0]["phase"])))
 
     def csv(self) -> str:
         return csv_text(self.rows())
