@@ -25,7 +25,6 @@ from commlib.tools.cli.report.run import Folder
 from commlib.tools.report import chart, files
 from commlib.tools.report.chart import Bar, Line, Panel
 from commlib.tools.report.document import Report, Row
-from commlib.tools.report.figures import count_text, plus_minus_text
 from commlib.tools.report.formats import escaped
 from commlib.tools.report.packed import packed, unpacked
 from commlib.tools.report.page import Section, html, markdown, plain_table
@@ -272,11 +271,6 @@ def test_a_page_and_its_markdown_have_every_part_and_what_comes_from_outside_is_
     assert "<script" not in page and re.search(r"(?:src|href)=.?(?:https?:)?//|url\(|@import", page) is None
 
 
-def test_a_speed_up_is_uncertain_by_the_farther_end_of_its_interval() -> None:
-    ratio = {"ratio": 2.0, "low": 1.5, "high": 2.25}
-    assert (plus_minus_text(ratio), plus_minus_text(ratio | {"low": 1.9})) == ("2.00x ±0.50", "2.00x ±0.25")
-
-
 @pytest.mark.parametrize("values", [[1.0, 1.0], [0.5, 900.0]])
 def test_a_chart_is_a_file_or_an_element_in_the_colours_of_the_page(values: list[float], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -297,11 +291,6 @@ def test_a_chart_is_a_file_or_an_element_in_the_colours_of_the_page(values: list
             chart.draw(path, "title", found)
     with pytest.raises(ValueError, match="cannot write"):
         chart.draw(tmp_path / "gone" / "x.png", "title", rows)
-
-
-def test_a_count_has_three_digits_also_where_it_rounds_up_to_the_next_unit() -> None:
-    counts = (999.4, 999.6, 45_600, 999_600, 1.2e9)
-    assert [count_text(count) for count in counts] == ["999", "1k", "45.6k", "1M", "1.2G"]
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -41,10 +41,7 @@ class BenchView(View):
         return csv_text(result.with_speedups(self.rows(), self.document["config"]["baseline"]))
 
     def page(self) -> str:
-        return "\n".join([*self.page_head(), *self.page_rest()])
-
-    def page_head(self) -> list[str]:
-        return fold(self.opening(), self.width)
+        return "\n".join([*fold(self.opening(), self.width), *self.page_rest()])
 
     def page_rest(self) -> list[str]:
         return which.lines(self.document, self.width)

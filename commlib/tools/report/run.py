@@ -68,9 +68,8 @@ class Output:
         self._report = report
         self._shown = self.view(report.document(complete=False))
         self._progress = Progress(parts, self._shown.width, self.speaks)
-        page = self.form == PAGE
-        head = self._shown.page_head() if page else fold(self._shown.opening(), self._shown.width)
-        self.say(head[len(self._head) :], PAGE if page else "table")
+        head = fold(self._shown.opening(), self._shown.width)
+        self.say(head[len(self._head) :], PAGE if self.form == PAGE else "table")
         self._head = head
 
     def show(self, done: int, what: str) -> bool:

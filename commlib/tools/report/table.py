@@ -52,11 +52,6 @@ class Table:
         return " ".join(cut)[: self.width]
 
 
-def widest_that_fits(layouts: Sequence[Sequence[Column]], width: int) -> Table:
-    """Return the first layout that keeps all of its columns; the last one drops what does not fit."""
-    return Table(next((columns for columns in layouts if _breadth(columns) <= width), layouts[-1]), width)
-
-
 def _breadth(columns: Sequence[Column]) -> int:
     return sum(column.width + 1 for column in columns) - 1
 

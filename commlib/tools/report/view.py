@@ -13,7 +13,8 @@ from commlib.tools.report.chart import Rows, draw, missing, svg
 from commlib.tools.report.document import Row
 from commlib.tools.report.formats import csv_text, json_text, markdown_list, markdown_table
 from commlib.tools.report.page import BAD, Section, Table
-from commlib.tools.report.table import Column, fold, widest_that_fits
+from commlib.tools.report.table import Column, fold
+from commlib.tools.report.table import Table as Layout
 
 Item = TypeVar("Item")
 
@@ -26,7 +27,7 @@ class View(ABC):
     def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
         self.document = document
         self.width = shutil.get_terminal_size().columns if width is None else width
-        self.layout = widest_that_fits(self.layouts(), self.width)
+        self.layout = Layout(self.columns(), self.width)
 
     @abstractmethod
     def columns(self) -> Sequence[Column]:
@@ -35,9 +36,6 @@ class View(ABC):
     @abstractmethod
     def title(self, rows: Sequence[Row]) -> str:
         """Name a series."""
-
-    def layouts(self) -> Sequence[Sequence[Column]]:
-        return [self.columns()]
 
     def opening(self) -> list[str]:
         """Return the # lines above the rows; the document may have none yet."""
@@ -67,12 +65,8 @@ class View(ABC):
     def ending(self) -> list[str]:
         return fold(self.closing(), self.width)
 
-    def page_head(self) -> list[str]:
-        """Return what a run prints at once where its form is a page."""
-        return []
-
     def page_rest(self) -> list[str]:
-        """Return what it prints in the end."""
+        """Return what a run prints below its head where its form is a page."""
         return []
 
     def where(self, path: Path | None, picture: Path | None) -> list[str]:
