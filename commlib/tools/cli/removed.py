@@ -61,7 +61,12 @@ class Group(click.Group):
 
 def no_such_option(error: click.NoSuchOption) -> click.UsageError:
     """Return the error for an unknown option: what replaces it, or the one that was meant, if the help has it."""
-    if successor := OPTIONS.get(error.option_name):
+    successor = OPTIONS.get(error.option_name)
+    if error.ctx is not None and error.ctx.info_name == "bench":
+        from commlib.tools.cli.bench.foreign import OPTIONS as OF_BENCH
+
+        successor = next((text for names, text in OF_BENCH.items() if error.option_name in names), successor)
+    if successor:
         return click.UsageError(f"no option {error.option_name}; {successor}", error.ctx)
     params = error.ctx.command.params if error.ctx is not None else []
     shown = [param for param in params if isinstance(param, click.Option) and not param.hidden]

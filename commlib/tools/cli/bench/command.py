@@ -50,14 +50,7 @@ class _Bench(LazyGroup):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as a command does, after taking a copy."""
         ctx.meta["words"] = list(args)
-        try:
-            return click.Command.parse_args(self, ctx, args)
-        except click.NoSuchOption as error:
-            from commlib.tools.cli.bench.foreign import remedy
-
-            if text := remedy(error.option_name):
-                raise click.UsageError(text, ctx) from None
-            raise
+        return click.Command.parse_args(self, ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         return click.Command.invoke(self, ctx)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commlib import env
 
-# Those of theirs that mean the same here (-b -e -f -d -r -w -c) are options of ours.
+# By names; those of theirs that mean the same here (-b -e -f -d -r -w -c) are options of ours.
 OPTIONS = {
     ("-g", "--ngpus"): "a rank for each GPU: -n 8",
     ("-t", "--nthreads"): "a process for each rank, no threads: -n 8",
@@ -38,9 +38,3 @@ OPTIONS = {
     ("--full",): "every row is printed with --format table",
     ("--seed",): "every run has the same order of blocks",
 }
-
-
-def remedy(option: str) -> str | None:
-    """Say what to type here for an option of theirs; None for nobody's."""
-    text = next((text for names, text in OPTIONS.items() if option in names), None)
-    return text and f"no option {option}; {text}"
