@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from commlib.counts import counted
-from commlib.debug.format import ranks_text
+from commlib.debug.format import doing_text, ranks_text
 from commlib.debug.jobs import Job, job_of, process, state_of
 from commlib.debug.record import OPEN, Gpu, Record, fields_of, is_wait
 from commlib.tools.debug.page import clipped, table
@@ -203,12 +203,9 @@ def _where(records: Sequence[Record]) -> str:
     job = job_of(records)
     rank = job.ranks[records[0].pid]
     job.ask_stacks([rank.pid])
-    if rank.process.halted:
-        return rank.process.halted
     calls = (call for slot in rank.slots for call in slot.calls.values())
     last = max(calls, key=lambda call: call.entered_ns, default=None)
-    stack = rank.stack(last.thread) if last is not None else None
-    return f"in {stack}" if stack is not None and stack.place is not None else ""
+    return doing_text(rank, None, last.thread if last is not None else 0)
 
 
 # --- the page
@@ -251,9 +248,8 @@ def _late_text(one: RankTime, seconds: float, where: Counter[str]) -> str:
     each_ms = one.keeps * seconds / max(one.calls, 1) * 1e3
     text = f"rank {one.rank} is late: the others wait for it {one.keeps:.0%} of the time, {each_ms:.3g} ms for each of "
     text += counted(one.calls, "call")
-    known = Counter({place: count for place, count in where.items() if place})
-    for place, count in known.most_common(1):
-        text += f"; then process {one.pid} is {place} ({count} of {counted(where.total(), 'look')})"
+    for place, count in where.most_common(1):
+        text += f"; then {place} ({count} of {counted(where.total(), 'look')})"
     return text
 
 
