@@ -231,7 +231,7 @@ def test_the_page_says_whether_its_plan_was_measured_here_and_its_values_are_rig
 
 
 @pytest.mark.slow
-def test_torch_stands_beside_ours_on_the_cpu_unasked_and_mpi_says_how(command: Run, tmp_path: Path) -> None:
+def test_torch_is_measured_on_the_cpu_unasked_and_a_note_says_how_to_have_mpi(command: Run, tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     result = command("bench", "-n", "2", "--sizes", "8,4K", "-o", str(path), *QUICK)
     assert (result.returncode, result.stderr) == (0, "")

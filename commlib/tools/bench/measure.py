@@ -1,4 +1,4 @@
-"""Measures a job on live ranks: every algorithm of every call asked for, and other libraries beside it."""
+"""Measures a job on live ranks: every algorithm of every call asked for, next to other libraries."""
 
 from __future__ import annotations
 
@@ -121,7 +121,6 @@ class Bench(Report):
                 return
             share_s = max(left_s, 0.0) / (len(self.calls) - done)
             rows = list(self._measure(collective, call, replace(self.job.protocol, budget_s=share_s, slow_s=slow_s)))
-            self.wrong += sum(row.get("wrong") or 0 for row in rows)
             self.rows += rows
             yield rows
 
@@ -145,6 +144,7 @@ class Bench(Report):
             "mode": self.job.mode,
         }
         for (way, candidate), result in zip(ways, results, strict=True):
+            self.wrong += result.wrong or 0
             row = {**shared, **way, "in_place": candidate.in_place}
             figures = self._figures(collective, size, result) if result.times_s else {}
             yield to_json(Measured(**row, **figures) if figures else Skipped(**row, skipped=result.skipped))

@@ -21,6 +21,7 @@ from commlib.tools.report import files, nsight
 from commlib.tools.report.chart import check_name
 
 FIRST_PAGE, WHOLE = "Options", "whole"
+LARGEST_TEXT = "Largest.  [default: 64M; 8M without OP or below 10 s]"
 # What may stand in place of the first OP: name → (module:command, help).
 SUBCOMMANDS = {
     "compare": (
@@ -83,7 +84,7 @@ PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=
 @click.argument("ops", nargs=-1, metavar="[OP]...")
 @first("-n", "--ranks", metavar="N", type=click.IntRange(1), help="Start N ranks; else join the launcher's.")
 @first("-b", "--min-bytes", metavar="SIZE", callback=read_bytes, help="Smallest size.  [default: 8]")
-@first("-e", "--max-bytes", metavar="SIZE", callback=read_bytes, help="Largest.  [default: 64M; 8M in a short run]")
+@first("-e", "--max-bytes", metavar="SIZE", callback=read_bytes, help=LARGEST_TEXT)
 @first("-f", "--factor", metavar="F", type=FACTOR, help="From size to size.  [default: 8, 32 without OP]")
 @first("--sizes", metavar="A,B", help="In place of these: 64K,16x7168 (rows x hidden).")
 @first("-d", "--dtype", metavar="A,B", default="float32", help="Element types, or all.")
