@@ -20,7 +20,7 @@ setup: ## make .venv and install commlib with its tools; nothing changed, nothin
 
 build: setup ## compile what changed of csrc/ into .venv: seconds for one file
 
-bench: setup ## time every collective of this machine beside MPI and torch, or NCCL
+bench: setup ## time every collective of this machine next to torch, or NCCL
 	@mkdir -p build/bench
 	$(bin)/commlib bench -n $(strip $(N)) -o build/bench/bench.json --plot build/bench/bench.png $(ARGS)
 

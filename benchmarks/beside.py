@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from two_streams import Clocks, OnCpu, OnGpu, Times
 from written import command_line, head, whole_numbers, write
 
@@ -40,7 +39,7 @@ from commlib.plan import Plan
 from commlib.tools.baselines import load
 from commlib.tools.cli.options import python_file
 from commlib.tools.report.figures import size_text
-from commlib.tools.timing import Candidate, Run, buffers_of, pinned, plain_on, public_call, separate_stream
+from commlib.tools.timing import Candidate, Prepare, Run, buffers_of, pinned, plain_on, public_call, separate_stream
 from commlib.tools.timing.candidate import Truth
 from commlib.tp.pipeline import leaving
 
@@ -82,7 +81,7 @@ class Ways:
         self.comm, self.missing, self._made = comm, dict[str, str](), list[Communicator]()
         gpu = comm.device.type == "cuda"
         self._limited = {sms: self._split(sms) if sms else comm for sms in options.sms}
-        later, plain = partial(public_call, comm, later=True), plain_on(comm.device)
+        later, plain = _later(comm), plain_on(comm.device)
         self.found = [self._ours(sms, 0) for sms in options.sms]
         self.found.append(Way(ASYNC, lambda op: Candidate(ASYNC, later(op), empty=plain)))
         if options.leave and self._can_leave():
@@ -129,19 +128,31 @@ class Ways:
         algorithm = op.rows(self.comm.backend).get(name)
         if algorithm is None:
             raise Unsupported(f"{op.name} has no {name} on {self.comm.backend}")
-        prepare, enter = pinned(twin, op, algorithm, Plan.only({op.name: name}, base=self.comm.plan))
-        enter()
+        candidate = pinned(twin, op, algorithm, Plan.only({op.name: name}, base=self.comm.plan))
+        candidate.enter()
+        return candidate
 
-        def symmetric(elements: int, dtype: torch.dtype) -> Tensor:
-            return twin.empty(elements, dtype=dtype)
 
-        return Candidate(
-            name, prepare, empty=symmetric if algorithm.placement == "symmetric" else plain_on(twin.device)
-        )
+def _later(comm: Communicator) -> Callable[[Collective], Prepare]:
+    """Return what makes asynchronous calls, each with its wait."""
+
+    class Asynchronous:
+        def __getattr__(self, name: str) -> Any:
+            member = getattr(comm, name)
+
+            def call(*args: Any, **options: Any) -> None:
+                member(*args, **options, async_op=True).wait()
+
+            return call if callable(member) else member
+
+    stand_in: Any = Asynchronous()
+    return partial(public_call, stand_in)
 
 
 def _of_peer(peer: Any, comm: Communicator, at: int, op: Collective) -> Candidate:
-    candidate: Candidate = peer.lines(comm, op, False)[at]
+    if peer.reason:
+        raise Unsupported(peer.reason)
+    candidate: Candidate = peer.candidates(comm, op, False)[at]
     return candidate
 
 

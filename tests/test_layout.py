@@ -27,7 +27,6 @@ IMPORTERS = {
     "nccl": "commlib/backends/nccl_control.py",
     "jinja2": "commlib/tools/report/page.py",
     "matplotlib": "commlib/tools/report/chart.py",
-    "jsonschema": "commlib/tools/report/document.py",
     "rich": "commlib/tools/cli/*.py",
     "safetensors": "commlib/tp/weights.py",
     "tvm_ffi": "commlib/ffi.py",
@@ -36,7 +35,6 @@ IMPORTERS = {
 ENVIRONMENT_READERS = (
     "commlib/env.py",
     "commlib/bootstrap/*.py",
-    "commlib/tools/baselines/pmi.py",
     "commlib/tools/launch.py",
     "commlib/tools/testing/*.py",
     "commlib/tools/report/document.py",
@@ -232,7 +230,7 @@ def test_nobody_is_sent_to_the_project_that_has_our_import_s_name_on_the_index()
 
 
 def test_a_remedy_names_the_packages_of_its_extra():
-    files = {"gpu": "backends/nccl_control.py", "mpi": "tools/baselines/pmi.py", "plot": "tools/report/chart.py"}
+    files = {"gpu": "backends/nccl_control.py", "mpi": "bootstrap/mpi.py", "plot": "tools/report/chart.py"}
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for extra, file in [*files.items(), ("tp", "tp/weights.py")]:
         (packages,) = re.findall(rf"^{extra} = \[(.*)\]", project, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Who is called how often without ranks, and what is made of measured times: intervals, fits, limits, settings."""
+"""Who is called how often without ranks, and what is made of measured times: intervals, limits, settings."""
 
 import random
 from collections.abc import Sequence
@@ -18,14 +18,11 @@ from commlib.tools.timing import (
     Protocol,
     Run,
     figures,
-    fit_latency_and_rate,
     graph,
     measure_on_one_device,
     ratio_of_medians,
 )
 from tests.on_ranks import on_ranks
-
-SIZES = [8 << (3 * step) for step in range(8)]
 
 
 def noisy(median: float, count: int, seed: int) -> list[float]:
@@ -60,34 +57,6 @@ def test_what_disturbs_both_blocks_of_a_turn_does_not_widen_the_interval() -> No
     assert apart.high - apart.low > 0.1
 
 
-def test_a_fit_recovers_latency_and_rate() -> None:
-    fit = fit_latency_and_rate(SIZES, [2e-6 + size / 12e9 for size in SIZES])
-    assert fit is not None
-    assert (fit.latency_s, 1 / fit.byte_s) == (pytest.approx(2e-6), pytest.approx(12e9))
-    assert fit.error < 1e-6
-
-
-def test_the_largest_time_does_not_decide_a_fit_alone() -> None:
-    times = [2e-6 + size / 12e9 for size in SIZES]
-    times[-1] *= 1.5
-    fit = fit_latency_and_rate(SIZES, times)
-    assert fit is not None
-    assert fit.latency_s == pytest.approx(2e-6, rel=0.1)
-
-
-@pytest.mark.parametrize("slope", [-1, 0, 1])
-def test_neither_latency_nor_rate_is_negative(slope: int) -> None:
-    # Falling, flat, and rising faster than in proportion: no line of two positive parameters fits these.
-    fit = fit_latency_and_rate(SIZES, [1e-6 * (size / 8) ** (1.2 * slope) for size in SIZES])
-    assert fit is not None
-    assert min(fit.latency_s, fit.byte_s) >= 0
-    assert max(fit.latency_s, fit.byte_s) > 0
-
-
-def test_three_sizes_are_too_few_for_a_fit() -> None:
-    assert fit_latency_and_rate([8, 64, 512, 512], [1e-6, 2e-6, 3e-6, 3e-6]) is None
-
-
 @on_ranks(2)
 def test_the_limit_of_memory_is_the_same_on_all_ranks_and_says_what_was_measured(comm: Communicator) -> None:
     limit = measure_limit(comm, 0.01)
@@ -98,10 +67,10 @@ def test_the_limit_of_memory_is_the_same_on_all_ranks_and_says_what_was_measured
 
 
 def test_the_limit_of_a_size_is_what_copies_of_about_that_size_reach() -> None:
-    limit = Limit(1.0, None, "memory", [(1 << 16, 20.0), (1 << 20, 30.0), (1 << 24, 2.0), (1 << 26, 1.0)])
+    limit = Limit(1.0, "memory", [(1 << 16, 20.0), (1 << 20, 30.0), (1 << 24, 2.0), (1 << 26, 1.0)])
     sizes = (8, 1 << 16, 1 << 20, (1 << 24) - 1, 1 << 24, 1 << 30)
     assert [limit.at(size) for size in sizes] == [30.0, 30.0, 30.0, 30.0, 2.0, 1.0]
-    assert Limit(None, None, "none").at(8) is None
+    assert Limit(None, "none").at(8) is None
 
 
 def test_where_nothing_limits_the_reason_is_said(shm_ranks: Ranks, torch_ranks: Ranks) -> None:

@@ -46,15 +46,14 @@ def is_launcher() -> bool:
     return detect(os.environ) is not None
 
 
-def library(finalize: bool = True) -> Any:
-    """Return mpi4py's MPI, which ends with the process unless `finalize` is off; Unsupported says why there is none."""
+def library() -> Any:
+    """Return mpi4py's MPI; Unsupported says why there is none."""
     try:
         import mpi4py
 
         if "mpi4py.MPI" not in sys.modules:
             # With "multiple", mpi4py's default, MPICH turns its shared-memory collectives off.
             mpi4py.rc.thread_level = "funneled"
-            mpi4py.rc.finalize = finalize
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = str(error).split("\n", 1)[0]

@@ -14,7 +14,8 @@ import pytest
 from commlib import env
 from commlib.build import cache, device_code
 from commlib.errors import BuildFailed
-from commlib.tools.cli.doctor import Check, checks
+from commlib.tools.cli.doctor import checks
+from commlib.tools.cli.doctor.checks import Check
 from commlib.tools.kernel_list import Request, compile_many
 from tests.bootstrap.processes import NOBODY, needs_root
 

@@ -6,11 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from click.testing import CliRunner
 
@@ -58,12 +56,8 @@ def interrupted(words: Iterable[str], begun: Callable[[Any], bool], python: Path
     return said
 
 
-def written(found: Path | str, schema: Kind | str) -> dict[str, Any]:
-    """Return the document in a file, or in a text, after a look at its kind, or at a schema, `bench/schema.json`."""
+def written(found: Path | str, kind: Kind) -> dict[str, Any]:
+    """Return the document in a file, or in a text, after a look at its kind."""
     document: dict[str, Any] = json.loads(found if isinstance(found, str) else found.read_text(encoding="utf-8"))
-    if isinstance(schema, Kind):
-        rules = schema.schema()
-    else:
-        rules = json.loads((resources.files("commlib.tools") / schema).read_text(encoding="utf-8"))
-    jsonschema.validate(document, rules, jsonschema.Draft202012Validator)
+    assert kind.fault(document) == ""
     return document

@@ -10,8 +10,8 @@ import torch
 from commlib.plan import shipped_plan, user_path
 from commlib.plan.search import fingerprint
 from commlib.tools import testing
-from commlib.tools.cli import doctor
-from commlib.tools.cli.doctor import Check, Finding, broken, checks, command, main_job, missing, ok, warning
+from commlib.tools.cli.doctor import checks, command
+from commlib.tools.cli.doctor.checks import Check, Finding, broken, main_job, missing, ok, warning
 from tests.cli.calls import tells, written
 from tests.on_ranks import on_ranks
 
@@ -22,7 +22,7 @@ def folders(monkeypatch, tmp_path):
         monkeypatch.setenv(name, str(tmp_path / value))
     for name in ("COMMLIB_BACKEND", "CUDA_VISIBLE_DEVICES", "COMMLIB_PLAN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(doctor, "DEVICES", tmp_path)
+    monkeypatch.setattr(checks, "DEVICES", tmp_path)
     return tmp_path
 
 

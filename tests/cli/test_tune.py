@@ -127,15 +127,6 @@ def test_validate_names_the_line_of_each_faulty_file(run):
     assert run("validate", "good.json")[0] == 0
 
 
-def test_threshold_writes_the_classic_pair_on_top_of_the_shipped_plan(run):
-    _, output, _ = run("threshold", "8M", "--backend", "nccl", "-n", "4")
-    plan = Plan.parse(output, "written")
-    chosen = [plan.explain("all_reduce", n, world=4).algorithm for n in (8 << 20, (8 << 20) + 1)]
-    assert (plan.rules[0].world, chosen) == ((4, 4), ["nccl_staged", "nccl_direct"])
-    two, shipped = (each.explain("all_reduce", 8, world=2) for each in (plan, shipped_plan("nccl")))
-    assert two.algorithm == shipped.algorithm
-
-
 def test_the_plan_that_init_would_take_is_the_users(run, monkeypatch):
     path = user_path("shm", fingerprint("shm")["device"], 2)
     path.parent.mkdir(parents=True)

@@ -16,7 +16,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from commlib.collectives import traffic
 from commlib.communicator import Communicator
 from commlib.debug import jobs
 from commlib.debug.jobs import Job, look
@@ -24,8 +23,17 @@ from commlib.debug.record import records_of
 from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.flight import flights
-from commlib.tools.debug.sample import IDLE, MESSAGE, Look, Watched, blamed, watch, whereabouts
-from commlib.tools.debug.slow import Moments, RankTime, Slowness, _late, late_text, slowness
+from commlib.tools.debug.slow import (
+    PROGRAM,
+    RankTime,
+    Slowness,
+    Watched,
+    _late,
+    blamed,
+    sentences,
+    slowness,
+    watch,
+)
 from commlib.tools.testing import Handle, Ranks
 from tests.debug.test_debug import wait_for
 
@@ -68,17 +76,15 @@ class Working:
 
     def slowness(self) -> tuple[Watched, Slowness]:
         watched = watch(self.records, WATCH_S)
-        return watched, slowness(watched, traffic)
+        return watched, slowness(watched)
 
 
 @pytest.mark.parametrize(("waits", "late"), [(0.2, [0]), (0.5, [])])
 def test_a_rank_that_waits_as_long_as_others_for_it_is_not_late(waits: float, late: list[int]) -> None:
     ranks = [
-        RankTime(rank, rank, 0.0, waited, 0.0, keeps, 0.0, 0.0, 1, 0.0, [])
-        for rank, waited, keeps in ((0, waits, 0.5), (1, 0.5, 0.0))
+        RankTime(rank, rank, 0.0, 0.0, waited, keeps, 1) for rank, waited, keeps in ((0, waits, 0.5), (1, 0.5, 0.0))
     ]
-    looks: Moments = [(at, {}, [((1, 7), 0)]) for at in range(100)]
-    assert [one.rank for one in _late(ranks, looks)] == late
+    assert [one.rank for one in _late(ranks, [[((1, 7), 0)]] * 100)] == late
 
 
 @pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -102,23 +108,19 @@ def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pyte
     late = slow and "no rank is late: " not in shown.output  # on few cores one may be
     assert shown.return_value == 3 * late
     assert ("until the job ended\n" if slow else "the job ended meanwhile") in shown.output
-    assert "all_reduce float32[65536]" in shown.output or not slow
 
 
 def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(live: Ranks, tmp_path: Path) -> None:
     with Working(live, tmp_path / "go", late=1) as working:
         watched, slow = working.slowness()
         (late,) = slow.late
-        where = whereabouts(working.records, watched.job, late.pid)
+        text, *_ = sentences(working.records, watched.job, slow)
     assert late.rank == 1
-    text = late_text(watched.job, late, where)
     assert text.startswith("rank 1 is late: the others wait for it ")
     assert f"then process {live.pids[1]} is in test_slow.py:" in text
     assert "in nap" in text
-    assert 0.01 < late.longest_s < WATCH_S  # it naps for 0.1 s
     assert late.program > max(one.program for one in slow.ranks if one is not late)
-    (rate,) = [op.rate for op in slow.ops if op.count == LARGE]
-    assert rate is not None and rate.moving_s < rate.late_s
+    assert max(one.waits for one in slow.ranks) > 0.1
 
 
 @pytest.mark.parametrize("count", [8, LARGE])
@@ -130,22 +132,18 @@ def test_even_traffic_has_no_late_rank(live: Ranks, tmp_path: Path, count: int) 
         assert one.program + one.moves + one.waits == pytest.approx(1)
 
 
-def test_the_command_shows_it_and_keeps_a_trace(live: Ranks, tmp_path: Path) -> None:
-    number, folder = str(live.pids[0]), tmp_path / "dump"
+def test_the_command_shows_it_as_text_and_as_data(live: Ranks, tmp_path: Path) -> None:
+    number = str(live.pids[0])
     with Working(live, tmp_path / "go", late=0):
         options = [number, "--slow", "--time", str(WATCH_S)]
         shown = CliRunner().invoke(debug, options, standalone_mode=False)
-        printed = CliRunner().invoke(debug, [*options, "--json", "--dump", str(folder)], standalone_mode=False)
+        printed = CliRunner().invoke(debug, [*options, "--json", "--dump", str(tmp_path)], standalone_mode=False)
     assert shown.return_value == 3
     assert "rank 0 is late" in shown.output
-    assert "waits over time" in shown.output
     data = json.loads(printed.output)
     (job,) = data["jobs"]
     assert (data["schema"], [late["rank"] for late in job["late"]]) == ("commlib.debug.slow", [0])
-    trace = json.loads((folder / number / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    calls = [event for event in trace if event.get("cat") == "call" and event["ph"] == "X"]
-    assert {event["pid"] for event in calls} == {0, 1, 2}
-    assert all(event["dur"] > 0 and event["name"] == "all_reduce" for event in calls)
+    assert {path.name for path in (tmp_path / number / "flight").iterdir()} == {"rank_0", "rank_1", "rank_2"}
 
 
 def leave_out_a_call(comm: Communicator) -> None:
@@ -192,5 +190,5 @@ def test_who_waits_itself_is_not_to_blame_but_whom_it_waits_for() -> None:
     slot = SimpleNamespace(peers=[SimpleNamespace(pid=pid) for pid in (10, 11, 12)])
     job: Any = SimpleNamespace(ranks={peer.pid: SimpleNamespace(slot=lambda _: slot) for peer in slot.peers})
     for peers, wanted in (((1, 2, None), [12, 12]), ((1, 0, 0), [11, 10, 10])):  # of a ring, everyone's own
-        looks = {(10 + at, 1): IDLE if peer is None else Look(MESSAGE, peer, 0) for at, peer in enumerate(peers)}
+        looks = {(10 + at, 1): PROGRAM if peer is None else peer for at, peer in enumerate(peers)}
         assert [pid for _, pid in blamed(job, looks)] == wanted

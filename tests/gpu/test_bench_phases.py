@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.gpu.commands import on_two_ranks
 
@@ -14,12 +13,10 @@ ON_HOST = {"python", "native", "plan", "launch"}
 
 
 def profiled(tmp_path: Path, *words: str) -> dict[str, Any]:
-    output, trace, picture = (tmp_path / name for name in ("comm.json", "trace.json", "comm.png"))
-    files = ("-o", str(output), "--trace", str(trace), "--plot", str(picture))
-    on_two_ranks("-m", "commlib", "bench", "--phases", *words, "--backend", "nccl", "--time", "1", *files)
-    assert picture.stat().st_size > 0
+    output = tmp_path / "comm.json"
+    words = (*words, "--backend", "nccl", "--time", "1", "-o", str(output))
+    on_two_ranks("-m", "commlib", "bench", "--phases", *words)
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    found["events"] = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     for rank in found["ranks"]:
         of_rank = [row for row in found["rows"] if row["rank"] == rank["rank"]]
         assert sum(row["us"] for row in of_rank) == pytest.approx(rank["sum_us"], rel=0.01)
@@ -39,10 +36,7 @@ def test_an_eager_call_has_phases_on_the_host_and_in_the_kernel(tmp_path: Path, 
     assert (found["choice"]["algorithm"], found["wrong"]) == (algorithm, 0)
     assert phases(found, "host") == ON_HOST
     assert phases(found, "gpu") - {"start"} == IN_KERNEL | {"reduce", "gap"}
-    threads = {event["args"]["name"] for event in found["events"] if event["name"] == "thread_name"}
-    assert {"host", "block 0"} <= threads
-    by_bulk = algorithm == "lsa_twoshot" and torch.cuda.get_device_capability() >= (9, 0)
-    assert ("sender 0" in threads) == by_bulk
+    assert all(rank["blocks"] > 0 for rank in found["ranks"])
 
 
 @pytest.mark.parametrize(("algorithm", "size"), [("lsa_ll128_oneshot", "64K"), ("lsa_twoshot", "4M")])
@@ -66,3 +60,4 @@ def test_of_a_call_without_a_kernel_of_ours_the_gpu_has_one_phase(
     found = profiled(tmp_path, op, "--algorithms", algorithm, "--sizes", size)
     assert (found["choice"]["algorithm"], found["wrong"]) == (algorithm, 0)
     assert (phases(found, "host"), phases(found, "gpu")) == (ON_HOST, {"device"})
+    assert {rank["blocks"] for rank in found["ranks"]} == {0}

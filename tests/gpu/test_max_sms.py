@@ -183,9 +183,8 @@ def test_a_large_call_has_no_more_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, size: str
 ) -> None:
     monkeypatch.setenv(env.MAX_SMS.name, "5")
-    trace = tmp_path / "trace.json"
-    words = f"bench all_reduce --phases --backend nccl --algorithms {algorithm} --sizes {size} --time 1 --trace"
-    on_two_ranks("-m", "commlib", *words.split(), str(trace))
-    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {name for name in threads if name.startswith("block ")} == {f"block {at}" for at in range(5)}
+    output = tmp_path / "comm.json"
+    words = f"bench all_reduce --phases --backend nccl --algorithms {algorithm} --sizes {size} --time 1 -o"
+    on_two_ranks("-m", "commlib", *words.split(), str(output))
+    ranks = json.loads(output.read_text(encoding="utf-8"))["ranks"]
+    assert [rank["blocks"] for rank in ranks] == [5, 5]

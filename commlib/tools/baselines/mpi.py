@@ -15,9 +15,8 @@ from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
-from commlib.tools.baselines import pmi
-from commlib.tools.baselines.peer import Message, Peer, averaged, neighbours
-from commlib.tools.timing import Empty, Prepare, Run, Started, plain
+from commlib.tools.baselines.peer import Peer, averaged, neighbours
+from commlib.tools.timing import Empty, Prepare, Run, plain
 
 MPICH_BFLOAT16 = 0x4C00024C  # MPIX_BFLOAT16: mpi4py has no name for it
 _REDOPS = {"avg": "SUM", **{name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor")}}
@@ -27,52 +26,26 @@ _TYPES = {
     **{getattr(torch, f"int{bits}"): f"INT{bits}_T" for bits in (8, 16, 32, 64)},
     **{getattr(torch, f"uint{bits}"): f"UINT{bits}_T" for bits in (8, 16, 32, 64)},
 }
-ONE_HOST = ("shm", "nccl")  # backends
 FIRST_BLOCK = ("reduce_scatter", "reduce_scatterv")
 
 
 class Mpi(Peer):
-    """The MPI whose mpirun started this job, or MPICH among ranks that others started, on the CPU's memory."""
+    """The MPI whose mpirun started this job, on the CPU's memory."""
 
     name = "mpi"
     labels = ("mpi",)
     library: Any = None
-    started_here = False  # MPI was started here
 
     def lacks(self, comm: Communicator) -> str:
         if self.graph:
             return "a CUDA graph cannot hold calls of MPI"
         if not launcher.is_launcher():
-            if comm.backend not in ONE_HOST:
-                return "start it under mpirun"
-            return pmi.unsupported_reason() if comm.rank == 0 else ""
+            return f"MPI starts under its mpirun only; mpirun -n {comm.size} commlib bench"
         try:
             self.library = launcher.library()
         except Unsupported as error:
             return str(error)
-        return self._other_world(comm)
-
-    def join(self, comm: Communicator) -> None:
-        if not launcher.is_launcher():
-            self._begin(comm)
-        self.title = self.library.get_vendor()[0]
-
-    def _begin(self, comm: Communicator) -> None:
-        address = comm.broadcast_object(pmi.server(comm.size) if comm.rank == 0 else None, 0)
-        pmi.start(address, comm.rank, comm.size)
-        self.library = launcher.library(finalize=False)  # after Ctrl-C nobody may come to MPI_Finalize
-        self.library.COMM_WORLD.Barrier()
-        pmi.started()
-        self.started_here = True
-        if other := self._other_world(comm):
-            raise Unsupported(other)
-
-    def stop(self) -> None:
-        if self.started_here:
-            self.library.Finalize()
-
-    def _other_world(self, comm: Communicator) -> str:
-        world = self.library.COMM_WORLD
+        self.title, world = self.library.get_vendor()[0], self.library.COMM_WORLD
         if (world.rank, world.size) == (comm.rank, comm.size):
             return ""
         return f"rank {comm.rank} of {comm.size} is rank {world.rank} of {world.size} in MPI; start it under mpirun"
@@ -95,20 +68,6 @@ class Mpi(Peer):
             return run if collective.rooted and not of_call.is_root else averaged(out, call, run)
 
         return prepare
-
-    def messages(self, window: Sequence[Message]) -> Run:
-        mpi = self.library
-        start = {True: mpi.COMM_WORLD.Isend, False: mpi.COMM_WORLD.Irecv}
-        memory = [[mpi.buffer.fromaddress(x.data_ptr(), x.nbytes), mpi.BYTE] for x, _, _ in window]
-        return Started(
-            [partial(start[sends], part, rank) for part, (_, rank, sends) in zip(memory, window, strict=True)]
-        )
-
-    def later(self, run: Run) -> Run:
-        """Return MPI's call with an I before its name."""
-        if not isinstance(run, partial) or not hasattr(run.func, "__self__"):
-            raise Unsupported("MPI makes this call in several steps")
-        return partial(getattr(run.func.__self__, f"I{run.func.__name__.lower()}"), *run.args)
 
 
 make = Mpi

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from commlib.backends.nccl_control import within
 from commlib.collectives import Call, Collective
 from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
-from commlib.tools.baselines.peer import START_S, Message, Peer, in_turn, neighbours
+from commlib.tools.baselines.peer import START_S, Peer, in_turn, neighbours
 from commlib.tools.timing import Prepare, Run
 
 LIBRARY = "libnccl.so.2"
@@ -78,13 +78,6 @@ class Nccl(Peer):
             return make(_Call(self, x, out, call))
 
         return prepare
-
-    def messages(self, window: Sequence[Message]) -> Run:
-        bare = [
-            self.bare("ncclSend" if sends else "ncclRecv", Pointer(x.data_ptr()), *_bytes(x.nbytes), ctypes.c_int(rank))
-            for x, rank, sends in window
-        ]
-        return in_turn(self.lib.ncclGroupStart, *bare, self.lib.ncclGroupEnd)
 
     def bare(self, name: str, *arguments: Any) -> Run:
         function = getattr(self.lib, name, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -13,7 +13,6 @@ from commlib.errors import CommError, Unsupported
 from commlib.tools.timing import Candidate, Empty, Prepare, Run, plain_on
 
 START_S = 120.0  # for all ranks to join what a peer makes
-Message = tuple[torch.Tensor, int, bool]  # a tensor, to or from which rank, whether it is sent
 
 
 class Peer:
@@ -53,10 +52,6 @@ class Peer:
     def stop(self) -> None:
         """Leave; what was not started is left as it is."""
 
-    def lines(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return one candidate for each label, in their order."""
-        return self.refused(self.reason, in_place) if self.reason else self.candidates(comm, collective, in_place)
-
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return its ways to make the calls of a collective; what it lacks is refused before it is called."""
         return [Candidate(self.labels[0], self.prepare(collective, in_place), in_place, self.allocator(comm))]
@@ -71,14 +66,6 @@ class Peer:
     def prepare(self, collective: Collective, in_place: bool) -> Prepare:
         """Return what makes a call ready, or raises Unsupported."""
         return self.calls.get(collective.name) or refusing(f"{self.name} has no {collective.name}")
-
-    def messages(self, window: Sequence[Message]) -> Run:
-        """Return what has all these messages in flight at once, and returns when they are done."""
-        raise Unsupported(f"{self.name} has no messages that are started and waited for later")
-
-    def later(self, run: Run) -> Run:
-        """Return what starts a call that `candidates` made ready; what it returns has wait()."""
-        raise Unsupported(f"{self.name} has no calls that are started and waited for later")
 
 
 def in_turn(*steps: Run) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -17,8 +17,8 @@ from commlib.collectives.all_to_all import split_table
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.redops import REDOPS
-from commlib.tools.baselines.peer import START_S, Message, Peer, averaged, in_turn, neighbours
-from commlib.tools.timing import Prepare, Run, Started
+from commlib.tools.baselines.peer import START_S, Peer, averaged, in_turn, neighbours
+from commlib.tools.timing import Prepare, Run
 
 # torch's reductions by name; gloo has no average: users divide.
 _OPS = {name: getattr(dist.ReduceOp, name.upper(), None) for name in REDOPS}
@@ -55,15 +55,6 @@ class Torch(Peer):
             return averaged(out, call, make(x, out, call))
 
         return prepare
-
-    def messages(self, window: Sequence[Message]) -> Run:
-        return Started([partial(dist.isend if sends else dist.irecv, _bytes(x), rank) for x, rank, sends in window])
-
-    def later(self, run: Run) -> Run:
-        if not str(getattr(run, "func", run).__module__).startswith("torch.distributed"):
-            raise Unsupported(f"torch.distributed with {dist.get_backend()} makes this call in several steps")
-        call: Callable[..., object] = run
-        return partial(call, async_op=True)
 
     def stop(self) -> None:
         leave_default_group()

@@ -1,17 +1,24 @@
-"""Results of `commlib bench KERNEL`: a row for each candidate of a case, and the document that has them."""
+"""Results of `commlib bench KERNEL`: a row for each candidate of a case, their document, and how it is shown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any, Literal
 
+import torch
+
+from commlib.counts import counted
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
+from commlib.tools.baselines.kernels.measure import Settings
 from commlib.tools.report.document import Document, Kind, Report, Row
+from commlib.tools.report.figures import fitted, interval_text, percent_text
 from commlib.tools.report.measured import percentiles_us, ratio_row
 from commlib.tools.report.schema import Count, Number, Positive
+from commlib.tools.report.table import Column
+from commlib.tools.report.view import View, grouped, unfinished
 
 Percentiles = dict[str, Number]  # p0 to p100 of the blocks
 
@@ -75,11 +82,6 @@ class KernelConfig:
     cases: int
     seconds: Positive
     seed: int
-    flush: bool
-    cold_bytes: Count
-    max_sets: int
-    baselines: list[str]
-    compare_patterns: bool
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,17 @@ KIND = Kind("commlib.kernels", 1, "commlib bench KERNEL", of=KernelDocument)
 class KernelReport(Report):
     """Collects the rows of a run and makes the document of what is there so far."""
 
-    def __init__(self, config: KernelConfig, command: str) -> None:
-        super().__init__(KIND, command, "cpu" if config.device == "cpu" else "")
-        self.config = config
+    def __init__(self, cases: Sequence[Case], settings: Settings, seconds: float, command: str) -> None:
+        super().__init__(KIND, command, "" if settings.on_gpu else "cpu")
+        self.config = KernelConfig(
+            kernel=cases[0].kernel,
+            variant=cases[0].variant if cases[0].kernel != "radix" else "",
+            device=settings.device.type,  # type: ignore[arg-type]
+            threads=torch.get_num_threads() if settings.on_gpu else 1,
+            cases=len(cases),
+            seconds=seconds,
+            seed=settings.seed,
+        )
 
     @property
     def wrong(self) -> int:
@@ -112,41 +122,36 @@ class KernelReport(Report):
         """Whether a value is wrong, or ours could not be called."""
         return self.wrong > 0 or any(row["role"] == OURS and row["wall_us"] is None for row in self.rows)
 
+    def content(self) -> dict[str, Any]:
+        return {"config": vars(self.config), "wrong": self.wrong, "rows": self.rows, "notes": self.notes}
+
     def add(self, case: Case, sets: int, candidates: Sequence[Candidate]) -> list[Row]:
-        """Take the figures of one case and return its rows."""
-        measured = _Measured(case, sets, candidates, self.config)
-        rows = [measured.row(candidate) for candidate in candidates]
+        """Take the figures of one case and return its rows; they are relative to each other."""
+        facts = {field.name: getattr(case, field.name) for field in fields(KernelRow) if hasattr(case, field.name)}
+        ours = next((each for each in candidates if each.role == OURS and each.timed), None)
+        right = [each for each in candidates if each.role == PEER and not each.wrong and each.timed]
+        best = min(right, key=lambda each: each.median_s, default=None)
+        floors = [each for each in candidates if each.role == FLOOR and not each.label.startswith(PROBES)]
+        bound_s = min((each.median_s for each in floors if each.timed), default=None)
+        rows = []
+        for candidate in candidates:
+            above = best if candidate is ours else candidate
+            versus = None if ours is None or above is None else self._versus(above, ours)
+            rows.append({**facts, **self._figures(case, sets, candidate, bound_s), "versus": versus})
         self.rows += rows
         return rows
 
-    def content(self) -> dict[str, Any]:
-        """Return how it was measured, and the rows."""
-        return {"config": vars(self.config), "wrong": self.wrong, "rows": self.rows, "notes": self.notes}
-
-
-@dataclass
-class _Measured:
-    """One case: figures are relative to those of its candidates."""
-
-    case: Case
-    sets: int
-    candidates: Sequence[Candidate]
-    config: KernelConfig
-
-    def row(self, of: Candidate) -> Row:
-        case, timed, eager, bound_s = self.case, of.timed, of.eager, self._bound_s()
-        replays = self.config.device == "cuda"
+    def _figures(self, case: Case, sets: int, of: Candidate, bound_s: float | None) -> Row:
+        timed, eager, replays = of.timed, of.eager, self.config.device == "cuda"
         return {
-            **case.facts,
             "candidate": of.label,
             "role": of.role,
             "skipped": of.skipped,
             "wrong": of.wrong,
             "error": None if of.error in (None, math.inf) else float(f"{of.error:.3g}"),
             "mode": "graph" if replays else "eager",
-            "sets": self.sets,
+            "sets": sets,
             "bytes": case.num_bytes,
-            "flops": case.flops,
             "time_us": percentiles_us(timed) if timed else None,
             "blocks": len(timed.times_s) if timed else None,
             "calls": timed.iterations if timed else None,
@@ -155,19 +160,135 @@ class _Measured:
             "of_bound": round(bound_s / timed.median_s, 6) if timed and bound_s else None,
             "wall_us": percentiles_us(eager) if eager else None,
             "host_us": round(median(eager.issue_s) * 1e6, 4) if replays and eager and eager.issue_s else None,
-            "versus": self._versus(of),
         }
 
-    def _bound_s(self) -> float | None:
-        floors = (each for each in self.candidates if each.role == FLOOR and not each.label.startswith(PROBES))
-        return min((each.median_s for each in floors if each.timed), default=None)
-
-    def _versus(self, of: Candidate) -> Row | None:
-        """Compare ours with the best of the peers, anyone else with ours: times as long as ours it takes."""
-        ours = next((each for each in self.candidates if each.role == OURS and each.timed), None)
-        right = (each for each in self.candidates if each.role == PEER and not each.wrong)
-        above = min(right, key=lambda each: each.median_s, default=None) if of is ours else of
-        if ours is None or ours.timed is None or above is None or above.timed is None:
+    def _versus(self, above: Candidate, ours: Candidate) -> Row | None:
+        """Return how many times as long as ours another takes; of ours, the best of the peers."""
+        if above.timed is None or ours.timed is None:
             return None
         ratio = ratio_row(above.timed.times_s, ours.timed.times_s, self.config.seed)
         return None if ratio is None else {"of": above.label, **ratio}
+
+
+# --- how they are shown: a line for each candidate, cases of one series below each other
+
+
+def title(row: Row) -> str:
+    """Name the series of a row, such as: store fp8, dim 128, bfloat16, random, cold, CUDA graph."""
+    kernel, graph = f"{row['kernel']} {row['variant']}".strip(), "CUDA graph" * (row["mode"] == "graph")
+    if row["kernel"] == "radix":
+        return "radix"
+    if row["kernel"] == "attention":
+        parts = ["ragged" * row["ragged"], f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
+        parts += [f"pages of {row['page_size']}" * (row["variant"] != "prefill")]
+    else:
+        parts = [f"dim {row['dim']}", row["type"], row["pattern"], row["heat"]]
+    return ", ".join(filter(None, [kernel, *parts, graph]))
+
+
+def place(row: Row) -> str:
+    """Name the case of a row within its series."""
+    if row["kernel"] == "radix":
+        return f"{row['variant']} {row['n']} {row['detail']}"
+    return f"{row['n']} x {counted(row['length'], 'token')}" if row["kernel"] == "attention" else f"n {row['n']}"
+
+
+def _figure(name: str, key: str, unit: str = "(us)", width: int = 7, spare: int = 0) -> Column:
+    """Return the column of a figure, or of the median of one with percentiles."""
+
+    def read(row: Row) -> str:
+        value = row[key]
+        return fitted(value["p50"] if isinstance(value, dict) else value, width)
+
+    return Column(name, read, width, unit, spare=spare)
+
+
+def _fact(name: str, key: str, width: int, left: bool = False, spare: int = 0) -> Column:
+    return Column(name, lambda row: f"{' ' * name.startswith(' ')}{row[key]}", width, left=left, spare=spare)
+
+
+PLACES = {  # what names a case; of the other kernels n
+    "radix": (
+        _fact(" operation", "variant", 14, left=True),
+        _fact("tokens", "n", 6),
+        _fact("detail", "detail", 16, left=True, spare=1),
+    ),
+    "attention": (_fact("batch", "n", 6), _fact("tokens", "length", 6)),
+}
+BOUNDS: Mapping[str, Sequence[str]] = {
+    "rows": ["rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"],
+    "radix": [],
+    "attention": [
+        "bound: 100 is a read of K and V, or a matrix product of as many operations, measured in the same case",
+        "error: largest, as a share of the largest value in float32; who reads no pages has a dense copy, not timed",
+    ],
+}
+
+
+class KernelView(View):
+    """A line for each candidate that has a figure."""
+
+    def columns(self) -> Sequence[Column]:
+        config = self.document["config"]
+        kernel, on_gpu, prefill = config["kernel"], config["device"] == "cuda", config["variant"] == "prefill"
+        rate = _figure("rate", "tflops", "TFLOP/s") if prefill else _figure("rate", "gbps", "GB/s", spare=5)
+        return [
+            *PLACES.get(kernel, (_fact("n", "n", 6),)),
+            Column("candidate", _label, 14 if kernel == "radix" else 18, left=True),
+            _figure("time", "time_us"),
+            rate,
+            *([Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)")] * (kernel != "radix")),
+            *([Column("error", _error, 7)] * (kernel == "attention")),
+            *([_figure("host", "host_us", width=6, spare=6), _figure("wall", "wall_us", width=6, spare=7)] * on_gpu),
+            Column("ratio", _ratio, 17, "to ours"),
+        ]
+
+    def opening(self) -> list[str]:
+        config, machine = self.document["config"], self.document["fingerprint"]
+        on_gpu = config["device"] == "cuda"
+        where = machine.get("gpu") if on_gpu else f"{machine['cpu']}, {config['threads']} thread"
+        cuda = f"CUDA {machine['cuda']}, driver {machine['driver']}, " if on_gpu and machine.get("cuda") else ""
+        lines = [
+            f"commlib {machine['commlib']} bench {config['kernel']}: {where}",
+            f"torch {machine['torch']}, {cuda}Python {machine['python']}, Linux {machine['kernel']}",
+            f"cases: {config['cases']}, measured for about {config['seconds']:g} s; values are compared",
+            *(GPU_TIMES if on_gpu else ["time: calls back to back, median of interleaved blocks"]),
+            *BOUNDS.get(config["kernel"], BOUNDS["rows"]),
+            "ratio: time of a call over ours, with its 95 % interval; the line of ours (*) has the best peer's",
+        ]
+        return [f"# {line}" for line in lines]
+
+    def closing(self) -> list[str]:
+        lines, wrong = list(self.document["notes"]), self.document["wrong"]
+        skipped = [row for row in self.rows() if row["skipped"]]
+        for same in grouped(skipped, lambda row: (row["candidate"], row["skipped"])):
+            times = f" ({len(same)} cases)" if len(same) > 1 else ""
+            lines.append(f"skipped {same[0]['candidate']}: {same[0]['skipped']}{times}")
+        lines.append(f"Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
+        return ["#", *(f"# {line}" for line in lines), *unfinished(self.document)]
+
+    def title(self, rows: Sequence[Row]) -> str:
+        return title(rows[0])
+
+    def items(self, rows: Sequence[Row]) -> Sequence[Row]:
+        return [row for row in rows if row["time_us"] or row["wall_us"]]
+
+
+GPU_TIMES = (
+    "time: a call in a replayed CUDA graph, median of interleaved replays; host, wall: eager calls back to back",
+    "cold: sets in rotation exceed the cache; where they do not, it is emptied before each replay",
+)
+
+
+def _label(row: Row) -> str:
+    return str(row["candidate"]) + ("*" if row["role"] == OURS else "")
+
+
+def _error(row: Row) -> str:
+    if row["wrong"] is None:
+        return "-"
+    return "NaN" if row["error"] is None else f"{row['error']:.1e}"
+
+
+def _ratio(row: Row) -> str:
+    return "WRONG" if row["wrong"] else interval_text(row["versus"])

@@ -1,4 +1,4 @@
-"""What the machine allows at most: the caches, the memory or the link that every rank's data has to pass.
+"""The largest possible bus bandwidth here: what the memory or the link carries that every rank's data has to pass.
 
 On shared memory a byte that a rank gives another is copied: read once, written once. An all_reduce of S bytes makes
 each of n ranks read S bytes and write S bytes at least, which takes S / C where each rank copies C bytes a second
@@ -25,65 +25,49 @@ from commlib.tools.bench.result import Limit
 from commlib.tools.timing import Run
 
 BUDGET_S = 0.25
-COPY_BYTES = 64 << 20  # of a rank: more than its share of a cache
+MAX_BYTES = 64 << 20  # that a rank copies: more than its share of a cache
 ALL_BYTES = 1 << 30  # of all ranks' buffers together
 CLASSES = tuple(1 << bits for bits in range(16, 26, 2))  # 64 KiB to 16 MiB: what caches may hold
 SETS = 3  # of buffers in turn, as in the protocol
 TURN_BYTES = 4 << 20  # copied between two looks at the clock, or more
-LINK_BYTES = 64 << 20
 LINK_CALLS = 8
 
 
 def measure_limit(comm: Communicator, budget_s: float = BUDGET_S) -> Limit:
     """Measure the ceiling on all ranks at once; every rank calls it and gets the same."""
     if comm.size == 1:
-        return Limit(None, None, "none: one rank has nobody to share memory or a link with")
-    if comm.backend == "shm":
-        return _memory(comm, budget_s)
-    if comm.device.type == "cuda":
-        return _link(comm, budget_s)
-    return Limit(None, None, f"not measured: what carries the data of backend {comm.backend} is not known")
-
-
-def _memory(comm: Communicator, budget_s: float) -> Limit:
-    max_bytes = min(COPY_BYTES, ALL_BYTES // (2 * comm.size))
-    source, target = (torch.ones(max_bytes, dtype=torch.uint8) for _ in range(2))
-    factor = 2 * (comm.size - 1) / comm.size
-    sizes = [size for size in CLASSES if size * SETS <= max_bytes] + [max_bytes]
-    rates = []
+        return Limit(None, "none: one rank has nobody to share memory or a link with")
+    if comm.backend != "shm" and comm.device.type != "cuda":
+        return Limit(None, f"not measured: what carries the data of backend {comm.backend} is not known")
+    num_bytes = min(MAX_BYTES, ALL_BYTES // (2 * comm.size))
+    source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=comm.device) for _ in range(2))
+    if comm.backend != "shm":
+        rate = LINK_CALLS * num_bytes / _fastest(comm, lambda: _send(comm, source), budget_s) / 1e9
+        what = f"link: one-way copy of {num_bytes >> 20} MiB to a peer, {LINK_CALLS} in a row, by NCCL's send and recv"
+        return Limit(rate, what)
+    factor, by_size = 2 * (comm.size - 1) / comm.size, list[tuple[float, float]]()
+    sizes = [size for size in CLASSES if size * SETS <= num_bytes] + [num_bytes]
     for size in sizes:
-        turn = _copies(source, target, size)
-        seconds = _fastest(comm, in_turn(*turn), budget_s / len(sizes))
-        rates.append((size, round(factor * size * len(turn) / seconds / 1e9, 4)))
-    best, times = max(rates, key=lambda of: of[1]), "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
-    what = (
-        f"memory: copies of {max_bytes >> 20} MiB by {counted(comm.size, 'rank')} at once{times}; from caches up to "
-        f"{best[1]:.1f} GB/s, at {best[0] >> 10} KiB"
-    )
-    return Limit(rates[-1][1], None, what, rates)
+        calls = _copies(source, target, size)
+        seconds = _fastest(comm, in_turn(*calls), budget_s / len(sizes))
+        by_size.append((size, round(factor * size * len(calls) / seconds / 1e9, 4)))
+    copies = f"memory: copies of {num_bytes >> 20} MiB by {counted(comm.size, 'rank')} at once"
+    return Limit(by_size[-1][1], copies if factor == 1 else f"{copies}, times {factor:.3g}", by_size)
 
 
 def _copies(source: torch.Tensor, target: torch.Tensor, size: int) -> Sequence[Run]:
     """Return copies of a size over several buffers in turn, on one thread, like an algorithm of ours."""
-    sets = min(SETS, len(source) // size)
-    places = [(target.data_ptr() + at * size, source.data_ptr() + at * size) for at in range(sets)]
-    rounds = max(1, TURN_BYTES // (size * sets))
-    return [partial(ctypes.memmove, *place, size) for place in places] * rounds
+    starts = [at * size for at in range(min(SETS, len(source) // size))]
+    places = [(target.data_ptr() + start, source.data_ptr() + start) for start in starts]
+    return [partial(ctypes.memmove, *place, size) for place in places] * max(1, TURN_BYTES // (size * len(starts)))
 
 
-def _link(comm: Communicator, budget_s: float) -> Limit:
-    data = torch.ones(LINK_BYTES, dtype=torch.uint8, device=comm.device)
-    # Pairs of ranks, each in one direction only; a rank without partner looks on.
+def _send(comm: Communicator, data: torch.Tensor) -> None:
+    """Send in pairs of ranks, each in one direction only; a rank without partner does nothing."""
     peer, step = (comm.rank - 1, comm.recv) if comm.rank % 2 else (comm.rank + 1, comm.send)
-
-    def send() -> None:
-        for _ in range(LINK_CALLS if peer < comm.size else 0):
-            step(data, peer)
-        torch.cuda.synchronize(comm.device)
-
-    rate = LINK_CALLS * LINK_BYTES / _fastest(comm, send, budget_s) / 1e9
-    what = f"link: one-way copy of {LINK_BYTES >> 20} MiB to a peer, {LINK_CALLS} in a row, by NCCL's send and recv"
-    return Limit(rate, None, what)
+    for _ in range(LINK_CALLS if peer < comm.size else 0):
+        step(data, peer)
+    torch.cuda.synchronize(comm.device)
 
 
 def _fastest(comm: Communicator, run: Run, budget_s: float) -> float:

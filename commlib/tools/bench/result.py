@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from commlib.tools.baselines import PROBE
 from commlib.tools.report.document import Document, Kind
@@ -27,35 +26,28 @@ TYPES = {
 TYPE_WIDTH = 8
 AGREE = 0.3  # blocks that differ by more say nothing to compare with; see spread()
 FASTER = 1.1  # another is named where it wins by this much: less is noise
+BEST = "best"  # the baseline that is the fastest of the peers, call by call
 PLACES = {False: "out of place", True: "in place"}
-Mode = Literal["eager", "graph"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """A way to make calls of any size."""
-
-    op: str
-    type: str  # torch's name
-    redop: str | None
-    algorithm: str
-    placement: Literal["plain", "symmetric"]
-    in_place: bool
-    mode: Mode
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row(Way):
+class Row:
     """One way to make one call."""
 
+    op: str
     size: Count  # bytes, as nccl-tests counts them
     count: Count  # elements, as nccl-tests counts them
+    type: str  # torch's name
+    redop: str | None
     root: int | None
+    algorithm: str
     ours: bool
+    placement: Literal["plain", "symmetric"]
+    in_place: bool
+    mode: Literal["eager", "graph"]
     chosen: bool  # by the plan
     rule: str | None  # of the plan
     why: str | None
-    shape: str | None = None  # that was asked for, such as 16x7168
     library: str | None = None  # whose algorithm it is, where it is not ours
 
 
@@ -75,26 +67,6 @@ class Times:
     p50: Positive
     p90: Positive
     p100: Number
-    p99: Number | None = None
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """How many times as long another row takes, with the 95 % interval."""
-
-    over: str  # its algorithm
-    ratio: Number
-    low: Number
-    high: Number
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Medians of computing alone and with the call, in µs, and the share of the call that this hid."""
-
-    compute_us: Number
-    both_us: Number
-    share: Annotated[float, ("minimum", 0), ("maximum", 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +80,7 @@ class Measured(Row):
     busbw: Number  # GB/s: algbw times the bus factor
     of_limit: Number | None  # busbw as a share of the limit's
     wrong: Count | None  # elements; null: not compared
-    speedup: Speedup | None
     host_us: Number | None = None  # on GPUs: until the host has made an eager call
-    window: Count | None = None  # messages of a time, each of `size`
-    pairs: bool | None = None  # rank r sends to r + n/2; else each rank to the next one
-    messages_s: Number | None = None  # messages a second, of all senders together
-    overlap: Overlap | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,28 +89,19 @@ class Config:
 
     ranks: Count
     backend: str
-    mode: Mode
+    mode: Literal["eager", "graph"]
     cores_per_rank: int | None
     sizes: Sequence[Count]  # bytes asked for
+    types: Sequence[str] | None = None
     block_us: Number
     blocks: tuple[int, int]
     iterations: Count | None  # of a block; null: as many as fill block_us
     warmup: Count
     buffers: Count
-    seed: int
     check: bool
     seconds: Number  # to measure for
     peers: Sequence[str]
-    baseline: str | None  # the label that speed-ups are over
-    params: Mapping[str, Sequence[int]] | None = None  # ours were also measured with; they stand behind the name
-    agree: Number | None = None  # no speed-up is over a call whose blocks differ by more: (p90 - p10) / p50
-    shapes: Sequence[str] | None = None  # what was asked for by name: 16x7168; empty of a number of bytes
-    window: Count | None = None  # messages of send_recv in flight from each sender
-    pairs: bool | None = None  # rank r sends to r + n/2; else each rank to the next one
-    overlap: bool | None = None  # asynchronous calls, alone and beside computing
-    percentiles: bool | None = None  # the table shows the fastest block and the 99th percentile
-    types: Sequence[str] | None = None
-    start_s: Number | None = None  # what starting the ranks took
+    baseline: str | None  # the label that speed-ups are over; best: the fastest peer at each size
 
 
 @dataclass(frozen=True)
@@ -153,22 +111,11 @@ class PlanInForce:
     match: str | None = None  # 'here': measured on such a machine; 'shipped'; or what differs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit(Way):
-    """A way to make calls over its sizes: time = latency_us + bus factor * size / gbps."""
-
-    latency_us: Number | None
-    gbps: Number | None  # bus bandwidth of long calls
-    half_bytes: Number | None  # the size that reaches half of gbps
-    error: Number | None  # relative
-
-
 @dataclass(frozen=True)
 class Limit:
-    """The most that bus bandwidth can be and the least that a call can take."""
+    """The largest possible bus bandwidth."""
 
     busbw: Number | None  # GB/s
-    latency_us: Number | None
     what: str  # was measured
     by_size: Sequence[tuple[Number, Number]] = ()  # bytes, and the GB/s of calls of so many or more
 
@@ -187,14 +134,6 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Average:
-    """GB/s over sizes and forms, of a run of one collective."""
-
-    plan: Number | None  # of the plan's choices on plain tensors
-    peers: Mapping[str, Number | None]
-
-
-@dataclass(frozen=True)
 class Result(Document):
     """All of a run."""
 
@@ -202,10 +141,8 @@ class Result(Document):
     plan: PlanInForce
     limit: Limit
     rows: Sequence[Skipped | Measured]
-    fits: Sequence[Fit]
     notes: Sequence[str]
     out_of_bounds: Bounds
-    average_bus_bandwidth: Average
 
 
 KIND = Kind("commlib.bench", 1, "commlib bench", of=Result)
@@ -281,47 +218,32 @@ def type_text(name: str) -> str:
 # --- what follows from all rows
 
 
-def averages(rows: Sequence[Json]) -> Average:
-    """Average bus bandwidth of one collective as nccl-tests does: of the plan's choices on plain tensors, of peers."""
-    moving = [row for row in measured(rows) if row["size"]]
-    ours = [row["busbw"] for row in moving if row["chosen"] and row["placement"] == "plain"]
-    others = grouped(rivals(moving), lambda row: row["algorithm"])
-    one = len({row["op"] for row in moving}) == 1
-    peers = {of[0]["algorithm"]: round(mean(row["busbw"] for row in of), 6) for of in others if one}
-    return Average(round(mean(ours), 6) if ours and one else None, peers)
-
-
 def only(documents: Sequence[Json], ops: Sequence[str]) -> list[Json]:
-    """Return the documents that have rows of these operations, with those and their fits; all without any."""
+    """Return the documents that have rows of these operations, with those rows; all without any."""
     known = list(dict.fromkeys(row["op"] for document in documents for row in document["rows"]))
     if unknown := [op for op in ops if op not in known]:
         raise ValueError(f"there are no rows of {', '.join(unknown)}, but of {', '.join(known)}")
-    if not ops:
-        return list(documents)
-    parts = ({part: [row for row in of[part] if row["op"] in ops] for part in ("rows", "fits")} for of in documents)
-    return [{**of, **part} for of, part in zip(documents, parts, strict=True) if part["rows"]]
+    parts = ({**of, "rows": [row for row in of["rows"] if not ops or row["op"] in ops]} for of in documents)
+    return [part for part in parts if part["rows"] or not ops]
 
 
-def with_speedups(document: Json) -> Json:
-    """Compute speed-ups over the baseline from percentiles, where a document has one but none of them."""
-    baseline, rows = document["config"]["baseline"], measured(document["rows"])
-    if baseline is None or not rows or any(row["speedup"] for row in rows):
-        return document
-    calls = grouped(rows, lambda row: (series_of(row), row["root"], row["size"], row["in_place"]))
-    over = {id(row): other for call in calls if (other := _baseline(call, baseline)) is not None for row in call}
-    config = {**document["config"], "interval": "the range of the middle four fifths of blocks"}
-    return {**document, "config": config, "rows": [_with_speedup(row, over.get(id(row))) for row in document["rows"]]}
+def with_speedups(rows: Sequence[Json], baseline: str | None) -> list[Json]:
+    """Return the rows, each with its speed-up over the baseline of its call, if the blocks of both agree."""
+    over = {_call_of(call[0]): _baseline(call, baseline) for call in grouped(rows, _call_of)}
+    return [{**row, "speedup": _speedup(row, over[_call_of(row)])} for row in rows]
 
 
-def _baseline(call: Sequence[Json], label: str) -> Json | None:
-    """Return the row to compare with: of that label, or of the fastest peer whose values are right."""
-    best = label == "best"
-    others = [row for row in rivals(call) if not row["wrong"]] if best else call
-    other = min((row for row in others if best or row["algorithm"] == label), key=median_us, default=None)
+def _call_of(row: Json) -> tuple[Any, ...]:
+    return series_of(row), row["root"], row["size"], row["in_place"]
+
+
+def _baseline(call: Sequence[Json], name: str | None) -> Json | None:
+    """Return the row of that name, or of the fastest peer whose values are right."""
+    others = [row for row in rivals(call) if not row["wrong"]] if name == BEST else measured(call)
+    other = min((row for row in others if name in (BEST, row["algorithm"])), key=median_us, default=None)
     return other if other is not None and steady(other) else None
 
 
-def _with_speedup(row: Json, other: Json | None) -> Json:
-    return (
-        row if other is None or other is row else {**row, "speedup": {"over": other["algorithm"], **versus(row, other)}}
-    )
+def _speedup(row: Json, other: Json | None) -> Json | None:
+    compares = other not in (None, row) and "skipped" not in row and (row["ours"] or steady(row))
+    return {"over": other["algorithm"], **versus(row, other)} if other and compares else None

@@ -73,15 +73,18 @@ def grouped_options(group: str) -> Callable[..., Callable[[Command], Command]]:
     return partial(click.option, cls=GroupedOption, group=group)
 
 
-def write_groups(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write a command's options below their headings."""
+def write_groups(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter, only: Sequence[str] = ()
+) -> None:
+    """Write a command's options below their headings: all of them, or only some."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for param in command.get_params(ctx):
         if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
             sections.setdefault(getattr(param, "group", "Output"), []).append(record)
     for heading, records in sections.items():
-        with formatter.section(heading):
-            formatter.write_dl(records)
+        if not only or heading in only:
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 def picture(bare: str, text: str) -> dict[str, Any]:

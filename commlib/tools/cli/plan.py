@@ -1,24 +1,20 @@
-"""`commlib plan`: what runs at which size and why; check and write plan files."""
+"""`commlib plan`: what runs at which size and why; check plan files."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from commlib.counts import counted
 from commlib.tools.cli.options import (
-    EXISTING,
-    FILE,
     Result,
     known_name,
     ranks_option,
-    read_bytes,
     read_dtypes,
     read_sizes,
     result_options,
@@ -73,9 +69,23 @@ class PlanDocument:
     rows: list[PlanRange]
 
 
+@dataclass(frozen=True)
+class Explained:
+    """The calls of `commlib plan explain`, by one plan."""
+
+    schema: str
+    version: int
+    op: str
+    type: str
+    ranks: int
+    mode: Literal["eager", "graph"]
+    digest: str
+    source: str
+    rows: list[dict[str, Any]]  # of each call: size, placement, algorithm, params and why
+
+
+EXPLAINED = Kind("commlib.plan.explained", 2, "commlib plan explain --json", of=Explained)
 KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", of=PlanDocument)
-# The classic pair: copies in and out of symmetric memory below the threshold, the plain call above it.
-CLASSIC = {"nccl": ("nccl_staged", "nccl_direct"), "shm": ("shm_oneshot", "shm_twoshot")}
 
 
 @click.group(cls=Group)
@@ -86,10 +96,6 @@ def plan() -> None:
     """
 
 
-def _choice(name: str, values: list[str], text: str) -> Callable[[Any], Any]:
-    return click.option(name, type=click.Choice(values), default=values[0], show_default=True, help=text)
-
-
 _ranks = ranks_option(2, "Number of ranks.")
 _backend = click.option(
     "--backend",
@@ -97,7 +103,6 @@ _backend = click.option(
     show_default=True,
     help="Backend whose plan to use without PLAN; auto: as in init().",
 )
-_output = click.option("-o", "--output", type=FILE, help="File to write; without it, standard output.")
 
 
 @plan.command()
@@ -121,31 +126,38 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 @click.option("--bytes", "sizes", metavar="SIZES", default="1M", show_default=True, help="Sizes a,b: K, M, G allowed.")
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
 @click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
-@_choice("--placement", ["plain", "symmetric", "both"], "symmetric: the tensor comes from comm.empty().")
-@_choice("--mode", ["eager", "graph"], "graph: the call is captured into a CUDA graph.")
+@click.option(
+    "--placement",
+    type=click.Choice(["plain", "symmetric", "both"]),
+    default="plain",
+    show_default=True,
+    help="symmetric: the tensor comes from comm.empty().",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["eager", "graph"]),
+    default="eager",
+    show_default=True,
+    help="graph: the call is captured into a CUDA graph.",
+)
 @click.option(
     "--max-sms", default=0, show_default=True, type=click.IntRange(0), help="Multiprocessors of the call; 0: no limit."
 )
 @click.option("--async-op", is_flag=True, help="An asynchronous call: on GPUs it leaves multiprocessors to others.")
 @click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
-@click.option("--results", type=EXISTING, help="File of `commlib bench -o`: times, and the limit.")
 @_ranks
 @_backend
 @result_options
 def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str, **call: Any) -> None:
-    """Say which algorithm a call of OP gets and why, how data gets to the peers, and what it is expected to take.
-
-    Expected is latency + size / rate, fitted to what `commlib tune` or `commlib bench -o FILE` measured.
-    """
+    """Say which algorithm a call of OP gets, with which parameters, and why."""
     from commlib.collectives import COLLECTIVES, REDOPS
     from commlib.plan import Query
-    from commlib.tools.cli import plan_paths
 
     result = Result(call.pop("as_json"), call.pop("output"))
     known_name(op, COLLECTIVES, "collective")
     known_name(call["redop"], REDOPS, "reduction")
     element = str(read_dtypes(call["dtype"])[0]).removeprefix("torch.")
-    chosen, results = read_plan(plan, backend, call["ranks"]), plan_paths.results_of(call["results"])
+    chosen = read_plan(plan, backend, call["ranks"])
     limits, rows = {name: call[name] for name in ("max_sms", "async_op")}, []
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
@@ -154,10 +166,17 @@ def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str,
         for memory in ("plain", "symmetric") if placement == "both" else (placement,):
             query = Query(op, size, element, call["redop"], call["ranks"], memory, call["mode"])
             why = chosen.explain(**asdict(query), **limits)
-            rows.append(plan_paths.path_of(why, query, results))
-            for line in [*str(why).splitlines(), *plan_paths.lines_of(rows[-1])]:
+            known = {param.name: param.default for param in COLLECTIVES[op].algorithm(why.algorithm).params}
+            params = {**known, **why.params}
+            text = str(replace(why, source=Path(why.source).name))
+            call_row = {"size": size, "placement": memory, "algorithm": why.algorithm, "params": params, "why": text}
+            rows.append(call_row)
+            named = ", ".join(f"{name} {value}" for name, value in params.items())
+            for line in [*str(why).splitlines(), *([f"  parameters: {named}"] if params else [])]:
                 result.say(fold.fill(line))
-    result.finish(plan_paths.document(chosen, query, rows), rows)
+    head = {"schema": EXPLAINED.name, "version": EXPLAINED.version, "op": op, "type": element, "ranks": call["ranks"]}
+    facts = {"mode": call["mode"], "digest": chosen.digest, "source": Path(chosen.source).name}
+    result.finish({**head, **facts, "rows": rows}, rows)
 
 
 @plan.command()
@@ -184,40 +203,6 @@ def validate(ctx: click.Context, /, files: tuple[str, ...], **where: Any) -> Non
             rows.append({"file": file, "digest": "", "wrong": str(error)})
     result.finish({"schema": "commlib.plan.validated", "version": 1, "rows": rows}, rows)
     ctx.exit(int(any(row["wrong"] for row in rows)))
-
-
-@plan.command()
-@click.argument("size", callback=read_bytes)
-@click.option("--op", default="all_reduce", show_default=True, help="Collective.")
-@click.option("--below", help="Algorithm up to SIZE.  [default: shm_oneshot, nccl_staged]")
-@click.option("--above", help="Algorithm beyond SIZE.  [default: shm_twoshot, nccl_direct]")
-@ranks_option(None, "Limit the rule to this number of ranks.")
-@click.option("--backend", default="shm", show_default=True, help="Backend whose plan is changed.")
-@_output
-def threshold(
-    size: int, op: str, below: str | None, above: str | None, ranks: int | None, backend: str, output: Path | None
-) -> None:
-    """Write the classic plan: one algorithm up to SIZE, another beyond.
-
-    Everything else is as in the shipped plan of the backend.
-    """
-    from commlib.backends import BACKENDS
-    from commlib.collectives import algorithm_names
-    from commlib.plan import Plan, shipped_plan
-
-    known_name(backend, BACKENDS, "backend")
-    base, known = shipped_plan(backend), algorithm_names(backend)
-    known_name(op, known, "collective")
-    classic = CLASSIC.get(backend) if op == "all_reduce" else None
-    low, high = below or (classic and classic[0]), above or (classic and classic[1])
-    if not low or not high:
-        raise click.UsageError(
-            f"{op} on {backend} has no classic pair; name --below and --above: {', '.join(known[op])}"
-        )
-    for name in (low, high):
-        known_name(name, known[op], f"algorithm of {op} on {backend}")
-    made = Plan.threshold(size, below=low, above=high, op=op, base=base, world=ranks)
-    _write(made.file_text, output)
 
 
 def _document(plan: Plan, world: int) -> dict[str, Any]:
@@ -269,13 +254,3 @@ def _open(name: str) -> Plan:
             f"no plan file {name!r}, and no such plan comes with commlib; there are {', '.join(shipped())}"
         )
     return Plan.load(name)
-
-
-def _write(text: str, output: Path | None) -> None:
-    from commlib.tools.report.files import write
-
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        write(output, text)
-        click.echo(f"wrote {output}", err=True)

@@ -8,6 +8,7 @@ from commlib.errors import meant
 
 REMOVED = {
     "plan diff": "write both plans with `commlib plan show PLAN --json`, and compare the files with diff",
+    "plan threshold": "write `Plan.threshold(…).file_text` of Python, or edit a copy of a shipped plan",
     "plan export": "read the sizes from `commlib plan show --json`",
     "profile": "`commlib bench index|store|metadata|attention|radix` measures kernels, "
     "`commlib bench OP --phases` one call, and `commlib plan explain` replaces --analyze",
@@ -20,8 +21,18 @@ OPTIONS = {
     "--penalty": "it is --margin now",
     "--resume": "`commlib tune` writes the plan after each table: name the collectives that are left",
     "--force": "`commlib tune` writes nothing that is slower than the fastest by --margin",
+    "--results": "`commlib bench OP --algorithms auto` measures what a call takes",
     "--seed": "nothing here is drawn at random",
+    "--show": "`commlib report -o FOLDER` writes the pages again, and measures only what is not done",
+    "--skip": "name the steps to measure with --only",
+    "--native": "run `py-spy dump --native --pid PROCESS` or gdb on the process that `commlib debug` names",
     "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
+    "--flush": "cold cases whose tensors fit into the cache find it empty, always",
+    "--compare-patterns": "run it twice: --pattern sequential and --pattern random",
+    "--plot": "draw the figures of -o FILE, or of the samples next to a plan",
+    "--ncu": "start it: ncu --kernel-name=regex:KERNEL --launch-count=1 commlib bench KERNEL …",
+    "--trace": "--phases has a table of all ranks, and -o FILE its figures",
+    "--nsys": "start it: nsys profile commlib bench KERNEL …",
 }
 """An option that a command has no more, and what does its work now."""
 
@@ -50,7 +61,12 @@ class Group(click.Group):
 
 def no_such_option(error: click.NoSuchOption) -> click.UsageError:
     """Return the error for an unknown option: what replaces it, or the one that was meant, if the help has it."""
-    if successor := OPTIONS.get(error.option_name):
+    successor = OPTIONS.get(error.option_name)
+    if error.ctx is not None and error.ctx.info_name == "bench":
+        from commlib.tools.cli.bench.foreign import OPTIONS as OF_BENCH
+
+        successor = next((text for names, text in OF_BENCH.items() if error.option_name in names), successor)
+    if successor:
         return click.UsageError(f"no option {error.option_name}; {successor}", error.ctx)
     params = error.ctx.command.params if error.ctx is not None else []
     shown = [param for param in params if isinstance(param, click.Option) and not param.hidden]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,10 +15,6 @@ from commlib.counts import counted
 from commlib.tools.cli.options import Result, known_name, ranks_option, result_options
 from commlib.tools.cli.ranks import RankCommand, command_line
 from commlib.tools.report.document import Document, Kind, Report, Row
-
-if TYPE_CHECKING:
-    from commlib.tools.testing import Ranks
-
 
 BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective
 
@@ -57,6 +54,7 @@ class Checked(Report):
 @click.pass_context
 def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None, **where: Any) -> None:
     """Check every algorithm of this installation on live ranks: values, types, reductions, ragged sizes."""
+    from commlib.backends import BACKENDS
     from commlib.collectives import COLLECTIVES
     from commlib.tools import capacity
 
@@ -65,8 +63,17 @@ def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None
     if ranks is not None:
         capacity.check(ranks, "auto", lambda ranks: BUFFER_BYTES)
     start, report, result = time.perf_counter(), Checked(KIND, command_line(ctx)), Result(**where)
-    for line in _run(report, sizes, names, quick):
-        result.say(line)
+    for size, backend in itertools.product(sizes, BACKENDS):
+        if note := _left_out(backend, size):
+            report.notes.append(note)
+            result.say(note)
+            continue
+        for row in _check(size, backend, names, quick):
+            report.rows.append(row)
+            state = click.style("FAIL", fg="red") if row["wrong"] else click.style("ok", fg="green")
+            result.say(f"{counted(size, 'rank'):<7}  {row['op']:<16} {row['algorithm']:<18} {state}")
+            if row["wrong"]:
+                result.say(f"    {row['wrong']}")
     spent, failed = time.perf_counter() - start, sum(bool(row["wrong"]) for row in report.rows)
     cores = counted(os.cpu_count() or 1, "core")
     result.say(f"{len(report.rows) - failed} passed, {failed} failed in {spent:.1f} s on {cores}")
@@ -74,61 +81,36 @@ def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None
     ctx.exit(1 if failed else 0)
 
 
-def _run(report: Report, sizes: Sequence[int], names: Sequence[str], quick: bool) -> Iterator[str]:
-    for size in sizes:
-        backends, left_out = _backends(names, size)
-        report.notes += left_out
-        yield from left_out
-        for backend in backends:
-            for row in _check_backend(size, backend, names, quick):
-                report.rows.append(row)
-                yield from _lines(row)
-
-
-def _lines(row: Row) -> list[str]:
-    state = click.style("FAIL", fg="red") if row["wrong"] else click.style("ok", fg="green")
-    line = f"{counted(row['ranks'], 'rank'):<7}  {row['op']:<16} {row['algorithm']:<18} {state}"
-    return [line, f"    {row['wrong']}"] if row["wrong"] else [line]
-
-
-def _backends(names: Sequence[str], size: int) -> tuple[list[str], list[str]]:
-    """Return every backend that can run here, and what is said of one that cannot."""
+def _left_out(backend: str, size: int) -> str:
+    """Say why a backend cannot run here, "" if it can."""
     import torch
 
-    from commlib.collectives import COLLECTIVES
-
-    there = sorted({algorithm.backend for name in names for algorithm in COLLECTIVES[name].algorithms})
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if "nccl" not in there or gpus >= size:
-        return there, []
-    there.remove("nccl")
-    return there, [f"{counted(size, 'rank'):<7}  nccl is left out: it needs a GPU for each rank, and there are {gpus}"]
+    why = f"{counted(size, 'rank'):<7}  nccl is left out: it needs a GPU for each rank, and there are {gpus}"
+    return why if backend == "nccl" and gpus < size else ""
 
 
-def _check_backend(size: int, backend: str, names: Sequence[str], quick: bool) -> Iterator[Row]:
-    """Run every algorithm of one backend on one set of ranks; yield a row with what is wrong with each, or ''."""
+def _check(size: int, backend: str, names: Sequence[str], quick: bool) -> Iterator[Row]:
+    """Run every algorithm of one backend on one set of ranks; yield a row with what is wrong with each, or ""."""
     from commlib.collectives import algorithm_names
+    from commlib.errors import CommError
     from commlib.tools.testing import RankError, Ranks
+    from commlib.tools.testing.conformance import EVERY_SIZE, EVERY_TYPE, QUICK, check_algorithm
 
     pairs = [(name, algorithm) for name in names for algorithm in algorithm_names(backend)[name]]
+    scopes = (QUICK,) if quick else (EVERY_TYPE, EVERY_SIZE)
+
+    def fault(ranks: Ranks, name: str, algorithm: str) -> str:
+        runs = (enumerate(ranks.run(check_algorithm, name, algorithm, scope)) for scope in scopes)
+        try:
+            return next((f"rank {rank}: {verdict.wrong}" for run in runs for rank, verdict in run if verdict.wrong), "")
+        except (CommError, RuntimeError) as error:
+            return str(error)
+
     try:
         with Ranks(size, backend=backend) as ranks:
             for name, algorithm in pairs:
-                wrong = _check(ranks, name, algorithm, quick)
+                wrong = fault(ranks, name, algorithm)
                 yield {"ranks": size, "backend": backend, "op": name, "algorithm": algorithm, "wrong": wrong}
     except RankError as error:  # of ranks that cannot start
         raise error.cause from None
-
-
-def _check(ranks: Ranks, name: str, algorithm: str, quick: bool) -> str:
-    from commlib.errors import CommError
-    from commlib.tools.testing.conformance import EVERY_SIZE, EVERY_TYPE, QUICK, check_algorithm
-
-    try:
-        for scope in (QUICK,) if quick else (EVERY_TYPE, EVERY_SIZE):
-            for rank, verdict in enumerate(ranks.run(check_algorithm, name, algorithm, scope)):
-                if verdict.wrong:
-                    return f"rank {rank}: {verdict.wrong}"
-    except (CommError, RuntimeError) as error:
-        return str(error)
-    return ""

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from commlib.counts import counted
-from commlib.tools.cli.options import FILE, Finite, Seconds, check_files, read_bytes, read_dtypes, read_names
+from commlib.tools.cli.options import FILE, Finite, Seconds, read_bytes, read_dtypes, read_names
 from commlib.tools.cli.ranks import RankCommand, started
 
 
@@ -50,7 +50,6 @@ def _names(what: str) -> Callable[..., tuple[Any, ...]]:
 @click.option("--fresh", is_flag=True, help="Choose as if no plan were in force.")
 @click.option("--dry-run", is_flag=True, help="Measure and print, write nothing.")
 @click.option("--from", "source", type=FILE, help="Make rules from the samples in FILE; measure nothing.")
-@click.option("--plot", type=FILE, help="Draw times and choices to FILE: .png or .svg.")
 @click.option("-o", "--output", type=FILE, help="Plan file.  [default: this user's plan for this machine]")
 @click.option("--json", is_flag=True, help="Print medians and plan as JSON, and no tables.")
 @click.pass_context
@@ -67,7 +66,6 @@ def tune(ctx: click.Context, /, ranks: int | None, bind: str, source: Path | Non
         raise click.UsageError(f"-e is {counted(order.high, 'byte')}, but must be {max(order.low, 1)} or more, as -b")
     if order.seconds is not None and order.seconds < 5 * len(order.ops):  # less decides nothing
         raise click.UsageError(f"--time {order.seconds:g} s is too short; give 5 s for each operation")
-    check_files(None, order.plot)
     if source is not None:
         ctx.exit(rebuild(source, order))
     code = started(ctx, ranks, bind, partial(buffer_bytes, order))

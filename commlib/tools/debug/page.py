@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any
 
 from commlib.counts import counted
@@ -17,7 +17,6 @@ from commlib.debug.record import Slot
 from commlib.tools.debug.host import jobs_here, starting_here
 
 MIN_COLUMNS = 40
-_CALL, _INDENT = 6, "      "  # the column of the call that a rank is in, and what stands before it below
 _STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -35,10 +34,10 @@ def page(job: Job, before: Job, findings: list[Finding], style: Callable[[str], 
     lines = [clipped(f"{_name(job)}, {job.command}"), "", *_unrecorded_lines(job)]
     wrong = [style(line) for line in wrapped(findings_lines(job, before, findings))]
     lines += [*([] if any(one.serious for one in findings) else [_progress_text(job, before)]), *wrong, ""]
-    rows: list[tuple[str, ...]] = [("rank", "process", "state", "core", "comm", "calls", "in", "for", "at")]
+    rows: list[tuple[str, ...]] = [("rank", "process", "state", "core", "comm", "calls", "in")]
     for rank in _in_order(job):
         rows += _rows(job, rank)
-    lines += _folded_table(rows, shutil.get_terminal_size().columns)
+    lines += table(rows, shutil.get_terminal_size().columns)
     several = [f"communicator {n}: {members_text(job, of[0])}" for n, of in enumerate(job.communicators.values(), 1)]
     return "\n".join([*lines, *(["", *several] if len(several) > 1 else [])])
 
@@ -64,20 +63,6 @@ def records_document(job: Job) -> dict[str, Any]:
 
 def _in_order(job: Job) -> list[Rank]:
     return sorted(job.ranks.values(), key=lambda rank: rank.number)
-
-
-def _folded_table(rows: list[tuple[str, ...]], columns: int) -> list[str]:
-    """Return the lines of a table; where it is too wide for the terminal, the call of a rank stands below its row."""
-    lines = table(rows)
-    if max(map(len, lines)) <= columns:
-        return lines
-    heads = table([row[:_CALL] + row[_CALL + 1 : -1] for row in rows])
-    lines = heads[:1]
-    for head, row in zip(heads[1:], rows[1:], strict=True):
-        text = f"{row[_CALL]}, at {row[-1]}" if row[-1] else row[_CALL]
-        width = max(columns, MIN_COLUMNS)
-        lines += [head, *textwrap.wrap(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)]
-    return lines
 
 
 def _name(job: Job) -> str:
@@ -116,9 +101,12 @@ def _rows(job: Job, rank: Rank) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for slot in [slot for slot in rank.slots if not slot.closed]:
         number = str(order.index(slot.id) + 1)
-        rows.append((*head, number, str(slot.entered), *call_of(job, slot), stack_text(rank, [slot])))
+        text, since = call_of(job, slot)
+        place = stack_text(rank, [slot])
+        parts = [text, *([f"for {since}"] if since else []), *([f"at {place}"] if place else [])]
+        rows.append((*head, number, str(slot.entered), ", ".join(parts)))
         head = ("", "", "", "")
-    return rows or [(*head, "", "", "", "", "")]
+    return rows or [(*head, "", "", "")]
 
 
 def call_of(job: Job, slot: Slot) -> tuple[str, str]:
@@ -155,9 +143,16 @@ def clipped(line: str) -> str:
     return line if len(line) <= columns else f"{line[: columns - 1]}…"
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+def table(rows: Sequence[Sequence[str]], columns: int = 1 << 16) -> list[str]:
+    """Return the lines of a table; a last cell that is too wide for the terminal goes on below."""
+    widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+    heads = ["".join(f"{cell:{width}}  " for cell, width in zip(row, widths, strict=False)) for row in rows]
+    room = max(columns - len(heads[0]), MIN_COLUMNS)
+    lines = []
+    for head, row in zip(heads, rows, strict=True):
+        first, *rest = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
+        lines += [(head + first).rstrip(), *(" " * len(head) + part for part in rest)]
+    return lines
 
 
 def explained_below(pid: int) -> list[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from commlib.tools.tune.rules import Table
-
 SUFFIXES = (".png", ".svg")
 NEEDS = "drawing needs matplotlib; `pip install matplotlib`"
 WIDTH_IN, HEIGHT_IN, DPI = 5.2, 3.2, 110  # of a panel
-LANE_IN, MARGIN_IN = 0.28, 0.9  # of a bar; of what is above and below it
+MARGIN_IN = 0.9  # of what is above and below
 INK = "#1a1d21"  # in a page it becomes the colour of its text
 MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 OURS: dict[str, Any] = {"color": INK, "linewidth": 3, "marker": "o", "markersize": 5, "zorder": 4}
-CHOSEN: dict[str, Any] = {"color": INK, "linewidth": 2.5, "alpha": 0.6}
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",  # text stays text: it can be searched, and is small
@@ -36,17 +31,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-# What an element inside a page does without: a size in points, a font, names, metadata, line ends and digits.
-SHORTER = [
-    (re.compile(r' (width|height)="[\d.]+pt"| transform="rotate\(-0 [^"]*"|font-family: [^;]*; | id="[\w.]+_\d+"'), ""),
-    (re.compile(r"<metadata>.*?</metadata>", re.DOTALL), ""),
-    (re.compile(r"\s*\n\s*"), " "),
-    (re.compile(r"(\.\d)\d+(?=[^<>]*>)"), r"\1"),
-    (re.compile(r"\.0(?=[^<>\d][^<>]*>)| (?=/?>|\"/?>|<)|(?<=>) "), ""),
-    (re.compile(r"(?<=[;:]) (?=[^<>]*>)"), ""),
-]
 FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
-FAR = 2.0  # times the best option's time: what takes longer is out of the picture of a tuning
 
 
 @dataclass(frozen=True)
@@ -59,29 +44,16 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A stretch of time in a lane; what has one label has one colour."""
-
-    lane: str
-    label: str
-    start: float
-    width: float
-
-
-@dataclass(frozen=True)
 class Panel:
-    """Lines over a logarithm of sizes or counts, or bars in lanes over time."""
+    """Lines over a logarithm of sizes or counts."""
 
     title: str
     ylabel: str = ""
     lines: Sequence[Line] = ()
-    bars: Sequence[Bar] = ()
     xlabel: str = ""  # "": sizes in bytes
     log_y: bool = False
     bottom: float | None = None
-    top: float | None = None
     level: float | None = None  # dashed across
-    marks: Sequence[float] = ()  # dashed upright
 
 
 Rows = Sequence[Sequence[Panel]]
@@ -114,23 +86,17 @@ def draw(path: Path, title: str, rows: Rows) -> None:
 
 
 def svg(title: str, rows: Rows) -> str:
-    """Return the element that a page has of it: as wide as the page, in the colours of its text."""
+    """Return the element that a page has of it, as wide as the page, in the colours of its text; "" without one."""
+    if missing() or not rows:
+        return ""
     text = io.StringIO()
     _save(rows, title, text, format="svg", transparent=True)
     _, _, element = text.getvalue().partition("<svg")
-    for pattern, short in SHORTER:
-        element = pattern.sub(short, element)
-    return f"<svg{''.join(_without_bare_groups(element)).replace(INK, 'currentColor')}"
-
-
-def _without_bare_groups(element: str) -> Iterator[str]:
-    """Yield the parts of an element but the tags of groups that have no attributes."""
-    bare = []
-    for part in re.split(r"(<g\b[^>]*>|</g>)", element):
-        if part.startswith("<g"):
-            bare.append(part == "<g>")
-        if part not in ("<g>", "</g>") or (part == "</g>" and not bare.pop()):
-            yield part
+    of_page = (
+        r' (width|height)="[\d.]+pt"|<metadata>.*?</metadata>|font-family: [^;]*; '  # the page has a size and a font
+    )
+    element = re.sub(of_page, "", element, flags=re.DOTALL)
+    return f"<svg{element}".replace(INK, "currentColor")
 
 
 def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:
@@ -147,16 +113,17 @@ def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:
 def _figure(rows: Rows, title: str) -> Figure:
     from matplotlib.figure import Figure
 
-    heights = [max(map(_height, panels)) for panels in rows]
     width = max(map(len, rows))
-    figure = Figure(figsize=(WIDTH_IN * max(width, 2), sum(heights) + MARGIN_IN), dpi=DPI, layout="constrained")
+    figure = Figure(
+        figsize=(WIDTH_IN * max(width, 2), HEIGHT_IN * len(rows) + MARGIN_IN), dpi=DPI, layout="constrained"
+    )
     figure.suptitle(title, fontsize=13, fontweight="bold")
     entries: dict[str, Any] = {}
-    for panels, axes in zip(rows, figure.subplots(len(rows), width, squeeze=False, height_ratios=heights), strict=True):
+    for panels, axes in zip(rows, figure.subplots(len(rows), width, squeeze=False), strict=True):
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for panel, axis in zip(panels, axes, strict=False):
-            (_bars if panel.bars else _curves)(panel, axis)
+            _curves(panel, axis)
             axis.set_title(panel.title, fontsize=10)
             axis.set_xlabel(panel.xlabel)
             axis.set_ylabel(panel.ylabel)
@@ -166,10 +133,6 @@ def _figure(rows: Rows, title: str) -> Figure:
     return figure
 
 
-def _height(panel: Panel) -> float:
-    return LANE_IN * len({bar.lane for bar in panel.bars}) + MARGIN_IN if panel.bars else HEIGHT_IN
-
-
 def _curves(panel: Panel, axis: Axes) -> None:
     from matplotlib.ticker import LogLocator
 
@@ -177,8 +140,6 @@ def _curves(panel: Panel, axis: Axes) -> None:
         axis.plot(list(line.points), list(line.points.values()), label=line.label, **line.style)
     if panel.level is not None:
         axis.axhline(panel.level, color=INK, linestyle=(0, (6, 3)), linewidth=1, zorder=1)
-    for at in panel.marks:
-        axis.axvline(at, color="grey", linestyle="--", linewidth=0.8)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_locator(LogLocator(2, numticks=8))
     axis.xaxis.set_major_formatter(_number if panel.xlabel else _size)
@@ -190,20 +151,9 @@ def _curves(panel: Panel, axis: Axes) -> None:
         axis.yaxis.set_minor_formatter(_number)
         if high > FEW_DECADES * low:
             axis.set_yticks([], minor=True)
-    axis.set_ylim(panel.bottom, panel.top)
+    axis.set_ylim(panel.bottom)
     axis.tick_params(labelsize=8, which="both")
     axis.grid(True, which="major", color="grey", alpha=0.25)
-
-
-def _bars(panel: Panel, axis: Axes) -> None:
-    lanes = list(dict.fromkeys(bar.lane for bar in panel.bars))
-    for at, label in enumerate(dict.fromkeys(bar.label for bar in panel.bars)):
-        bars = [bar for bar in panel.bars if bar.label == label]
-        places, widths = [lanes.index(bar.lane) for bar in bars], [bar.width for bar in bars]
-        starts = [bar.start for bar in bars]
-        axis.barh(places, widths, left=starts, height=0.7, color=f"C{at % 10}", label=label or None)
-    axis.set_yticks(range(len(lanes)), lanes, fontsize=8)
-    axis.invert_yaxis()
 
 
 def _number(value: float, position: float) -> str:
@@ -213,31 +163,3 @@ def _number(value: float, position: float) -> str:
 def _size(value: float, position: float) -> str:
     text = about(value)
     return f"{text[:-1]} {text[-1]}iB" if text[-1].isalpha() else f"{text} B"
-
-
-def tuning(tables: Sequence[Table]) -> Rows:
-    """Return a panel for each case that `commlib tune` measured: the best of each algorithm, and what is chosen."""
-    names = list(dict.fromkeys(option.algorithm for table in tables for option in table.samples.options))
-    return [[_tuned(table, names)] for table in tables]
-
-
-def _tuned(table: Table, names: Sequence[str]) -> Panel:
-    lines: dict[str, dict[int, float]] = {}
-    chosen: dict[int, float] = {}
-    for size, option_chosen in table.choice.items():
-        times = table.samples.medians(size)
-        ratios = {option: time_s / min(times.values()) for option, time_s in times.items()}
-        for option, ratio in ratios.items():
-            of_algorithm = lines.setdefault(option.algorithm, {})
-            of_algorithm[size] = min(of_algorithm.get(size, ratio), ratio)
-        chosen[size] = ratios[option_chosen]
-    styles = [look(names.index(name), markersize=3, linewidth=1) for name in lines]
-    changes = pairwise(table.choice.items())
-    return Panel(
-        str(table.case),
-        "time over the best",
-        [*map(Line, lines, lines.values(), styles), Line("chosen", chosen, CHOSEN)],
-        bottom=0.97,
-        top=FAR,
-        marks=[math.sqrt(low * high) for (low, one), (high, other) in changes if one.algorithm != other.algorithm],
-    )

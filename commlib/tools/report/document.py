@@ -1,24 +1,21 @@
-"""Documents: what a command writes as JSON and shows; a Kind has their schema, a Report makes one of a run."""
+"""Documents: what a command writes as JSON and shows; a Kind reads them, a Report makes one of a run."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from commlib import env
 from commlib.tools.report.files import read_json
-from commlib.tools.report.schema import schema_of
+from commlib.tools.report.schema import fault
 
 Row = dict[str, Any]  # a row of a document: its schema says what is in it
-LONGEST = 200  # characters of a fault: it ends in what is wrong
 # The variables that change a figure: named families only, as the rest of the environment holds secrets.
 FAMILIES = ("NCCL_", "CUDA_", "TORCH_NCCL_", "OMP_", "COMMLIB_")
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED")
@@ -59,14 +56,12 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Kind:
-    """Documents of one command: `name` and `version` stand in each; the schema is of a dataclass, or in a file."""
+    """Documents of one command: `name` and `version` stand in each; its fields are those of a dataclass."""
 
     name: str
     version: int
     command: str  # that writes them
-    package: str = ""  # that has the schema
-    file: str = "schema.json"
-    of: type[Any] | None = None  # a dataclass: mostly a Document
+    of: type[Any]  # mostly a Document
 
     def read(self, path: Path) -> dict[str, Any]:
         documents = self.read_all(path)
@@ -79,10 +74,8 @@ class Kind:
     def read_all(self, path: Path) -> list[dict[str, Any]]:
         """Read the documents of a file; every fault is a ValueError that names file, place and remedy.
 
-        What is there beyond the schema does no harm, and a newer commlib may add it.
+        What is there beyond the fields does no harm, and a newer commlib may add it.
         """
-        from commlib.tools.report.packed import unpacked
-
         content = read_json(path, self.command)
         try:
             documents = unpacked(content)
@@ -99,22 +92,13 @@ class Kind:
             remedy = "upgrade commlib" if isinstance(version, int) and version > self.version else "measure again"
             reads = f"this commlib reads version {self.version}"
             raise ValueError(f"{path} has version {version!r}, but {reads}: {remedy}")
-        if fault := next(self.faults(document), None):
-            raise ValueError(f"{path}: {fault}; it was changed, or written by another commlib: measure again")
+        if why := self.fault(document):
+            raise ValueError(f"{path}: {why}; it was changed, or written by another commlib: measure again")
         return document
 
-    def faults(self, document: Any) -> Iterator[str]:
-        """Yield what a rendering would stumble over, with its place."""
-        import jsonschema  # takes 0.25 s to load
-
-        return map(_fault_text, jsonschema.Draft202012Validator(_open_to_more(self.schema())).iter_errors(document))
-
-    def schema(self) -> dict[str, Any]:
-        if self.of is not None:
-            head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{self.name}/{self.version}"}
-            return {**head, "title": f"What `{self.command}` measured", **schema_of(self.of)}
-        schema: dict[str, Any] = json.loads((resources.files(self.package) / self.file).read_text(encoding="utf-8"))
-        return schema
+    def fault(self, document: Any) -> str:
+        """Return what a rendering would stumble over, with its place; "" for nothing."""
+        return fault(document, self.of, "").removeprefix(".").removeprefix(": ")
 
 
 class Report(ABC):
@@ -146,21 +130,30 @@ class Report(ABC):
         """Return what this kind has beside that."""
 
 
-def _open_to_more(rule: Any) -> Any:
-    """Return the schema without the word that keys it does not name are wrong."""
-    if isinstance(rule, list):
-        return [_open_to_more(part) for part in rule]
-    if not isinstance(rule, dict):
-        return rule
-    return {key: _open_to_more(part) for key, part in rule.items() if (key, part) != ("additionalProperties", False)}
+def unpacked(content: Any) -> list[Any]:
+    """Return the documents of a file; in one of benchmarks/results, what rows share is written once."""
+    documents = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else [content]
+    return [_whole(document) for document in documents]
 
 
-def _fault_text(error: Any) -> str:
-    if error.context:
-        last = max(part.schema_path[0] for part in error.context)  # of the choices that all fail it is the fullest
-        return _fault_text(next(part for part in error.context if part.schema_path[0] == last))
-    place = error.json_path.removeprefix("$").removeprefix(".") or "the document"
-    return f"{place}: {error.message[-LONGEST:]}"
+def _whole(document: Any) -> Any:
+    rows = document.get("rows") if isinstance(document, dict) else None
+    if not isinstance(rows, dict):
+        return document
+    lines = ((table, line) for table in rows["tables"] for line in table["rows"])
+    whole = [_nested(table["shared"] | dict(zip(table["columns"], line, strict=True))) for table, line in lines]
+    return {**document, "rows": whole}
+
+
+def _nested(cells: Mapping[str, Any]) -> Row:
+    row: Row = {}
+    for place, value in cells.items():
+        *parts, key = place.split(".")
+        inside = row
+        for part in parts:
+            inside = inside.setdefault(part, {})
+        inside[key] = value
+    return row
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:

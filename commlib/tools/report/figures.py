@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 _BINARY = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
-_DECIMAL = (("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def size_text(num_bytes: float) -> str:
@@ -29,14 +28,6 @@ def whole_text(number: int, digits: int) -> str:
     """Write a whole number in full, or as a size where it has too many digits."""
     texts = (str(number), size_text(number), about(number))
     return next((text for text in texts if len(text) <= digits), texts[-1])
-
-
-def count_text(count: float) -> str:
-    """Write a count with three digits: 123, 45.6k, 1.2M."""
-    for unit, scale in _DECIMAL:
-        if count >= 0.9995 * scale:
-            return f"{count / scale:.3g}{unit}"
-    return f"{count:.3g}"
 
 
 def fitted(value: float | None, width: int) -> str:
@@ -64,15 +55,6 @@ def interval_text(ratio: dict[str, Any] | None) -> str:
     if ratio is None:
         return "-"
     return f"{ratio_text(ratio['ratio'])} [{ratio_text(ratio['low'])}–{ratio_text(ratio['high'])}]"
-
-
-def plus_minus_text(ratio: dict[str, Any] | None) -> str:
-    """Write a ratio and the farther end of its interval: 2.31x ±0.11."""
-    if ratio is None:
-        return "-"
-    value = ratio["ratio"]
-    error = max(value - ratio["low"], ratio["high"] - value, 0.0)
-    return f"{ratio_text(value)}x ±{error:.{_decimals(value)}f}"
 
 
 def _decimals(ratio: float) -> int:

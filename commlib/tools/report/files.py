@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from commlib.errors import printable
-
-MAX_DIGITS = 20  # of a whole number
 
 
 def unwritable(path: Path) -> str:
@@ -25,38 +22,36 @@ def unwritable(path: Path) -> str:
     return ""
 
 
-def write(path: Path, text: str | Iterable[str]) -> None:
+def write(path: Path, text: str) -> None:
     """Write so that a reader finds the old file or the whole new one; a place that cannot be written is a ValueError.
 
-    A text too large to be held at once comes as lines, without their ends. What is no regular file (a pipe, /dev/null)
-    is written into: to put a file in its place would take it away.
+    What is no regular file (a pipe, /dev/null) is written into: to put a file in its place would take it away.
     """
-    lines = (text.removesuffix("\n"),) if isinstance(text, str) else text
     try:
         if _is_special(path):
-            _fill(path, lines)
+            _fill(path, text, "w")
         else:
-            _replace(path.resolve(), lines)
+            _replace(path.resolve(), text)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file()
-
-
-def _fill(path: Path, lines: Iterable[str], mode: str = "w") -> None:
+def _fill(path: Path, text: str, mode: str) -> None:
     with path.open(mode, encoding="utf-8", newline="") as file:
-        file.writelines(f"{line}\n" for line in lines)
+        file.write(text.removesuffix("\n") + "\n")
 
 
-def _replace(path: Path, lines: Iterable[str]) -> None:
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _fill(temporary, lines, "x")  # a link that somebody put there is not followed
+        _fill(temporary, text, "x")  # a link that somebody put there is not followed
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
 
 
 def read_json(path: Path, command: str) -> Any:
@@ -68,7 +63,7 @@ def read_json(path: Path, command: str) -> Any:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     try:
-        return printable(json.loads(text, parse_int=_whole))
+        return printable(json.loads(text))
     except json.JSONDecodeError as error:
         whole = text.strip()
         # What begins as a document and has no end was cut short: a full disk, a copy that was stopped.
@@ -80,9 +75,3 @@ def read_json(path: Path, command: str) -> Any:
         raise ValueError(f"{path} is nested too deep to be from `{command}`") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}; measure again") from None
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a whole number has {len(digits)} digits")
-    return int(digits)

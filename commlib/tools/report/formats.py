@@ -56,14 +56,9 @@ def _plain(value: Any) -> Any:
 
 
 def markdown_table(columns: Sequence[Column], items: Iterable[Any]) -> list[str]:
-    names = [f"{column.name}, {column.unit}" if column.unit else column.name for column in columns]
+    names = [f"{column.name}, {column.unit.strip('()')}" if column.unit else column.name for column in columns]
     sides = [":---" if column.left else "---:" for column in columns]
     return [_cells(names), _cells(sides), *(_cells([column.read(item) for column in columns]) for item in items)]
-
-
-def markdown_list(lines: Iterable[str]) -> list[str]:
-    texts = (line.removeprefix("#").strip() for line in lines)
-    return [f"- {escaped(text)}" for text in texts if text]
 
 
 def escaped(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from operator import itemgetter
@@ -60,25 +60,8 @@ def html(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["prose"] = _prose
     template = (resources.files("commlib.tools.report") / "page.html.jinja").read_text(encoding="utf-8")
-    charts, styles = _with_classes([section.chart for section in sections])
-    drawn = [replace(section, chart=chart) for section, chart in zip(sections, charts, strict=True)]
-    text = environment.from_string(template).render(title=title, subtitle=subtitle, sections=drawn, styles=styles)
+    text = environment.from_string(template).render(title=title, subtitle=subtitle, sections=sections)
     return text.rstrip("\n")
-
-
-def _with_classes(charts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Write the styles of all charts once, as rules of the page, and its long identifiers short."""
-    classes: dict[str, str] = {}
-    ids: dict[str, str] = {}
-
-    def class_of(style: re.Match[str]) -> str:
-        return f' class="{classes.setdefault(style[1], f"c{len(classes)}")}"'
-
-    def id_of(long: re.Match[str]) -> str:
-        return ids.setdefault(long[0], f"i{len(ids)}")
-
-    short = [re.sub(r"\b[mp][0-9a-f]{10}\b", id_of, re.sub(r' style="([^"]*)"', class_of, chart)) for chart in charts]
-    return short, [f".{name}{{{style}}}" for style, name in classes.items()]
 
 
 def _prose(text: str) -> str:
@@ -87,9 +70,10 @@ def _prose(text: str) -> str:
 
 
 def markdown(section: Section) -> str:
-    parts = [f"# {escaped(section.title)}", *(escaped(text) for _, text in section.text)]
+    """Return a title, if it has one, paragraphs, a table below each heading, and the notes as a list."""
+    parts = [f"# {escaped(section.title)}"] * bool(section.title) + [escaped(text) for _, text in section.text]
     for table in section.tables:
-        parts += [f"**{escaped(table.title)}**", "\n".join(markdown_table(table.columns, table.items))]
+        parts += [f"### {escaped(table.title)}", "\n".join(markdown_table(table.columns, table.items))]
     if section.code:
         parts.append("\n".join(["```text", *(line.replace("```", "'''") for line in section.code), "```"]))
     if section.notes:

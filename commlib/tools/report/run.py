@@ -22,7 +22,7 @@ from commlib.tools.report.table import fold
 from commlib.tools.report.view import View, grouped
 
 INTERRUPTED_TEXT = "interrupted"
-ENDS = (signal.SIGINT, signal.SIGTERM)  # each asks a run to report what it has
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each asks a run to report what it has
 UNREAD = 141  # as of a program that SIGPIPE ends: nobody reads what it prints
 STDOUT = Path("-")
 PAGE = "page"  # the form that says where the rest is
@@ -68,9 +68,8 @@ class Output:
         self._report = report
         self._shown = self.view(report.document(complete=False))
         self._progress = Progress(parts, self._shown.width, self.speaks)
-        page = self.form == PAGE
-        head = self._shown.page_head() if page else fold(self._shown.opening(), self._shown.width)
-        self.say(head[len(self._head) :], PAGE if page else "table")
+        head = fold(self._shown.opening(), self._shown.width)
+        self.say(head[len(self._head) :], PAGE if self.form == PAGE else "table")
         self._head = head
 
     def show(self, done: int, what: str) -> bool:
@@ -145,7 +144,7 @@ def printed(lines: Sequence[str]) -> bool:
 def until_it_ends(measure: Callable[[], None], finish: Callable[[str], None]) -> int:
     """Measure until the end, an error, Ctrl-C or SIGTERM, and report what there is; return 0, or 128 + signal."""
     ended, code, failure = "", 0, None
-    with _signals_heard():
+    with first_signal_interrupts():
         try:
             with _reported_when_stuck(finish):
                 try:
@@ -165,7 +164,7 @@ def until_it_ends(measure: Callable[[], None], finish: Callable[[str], None]) ->
 
 
 @contextmanager
-def _signals_heard() -> Iterator[None]:
+def first_signal_interrupts() -> Iterator[None]:
     """Have the first signal that asks for the end raise KeyboardInterrupt, unless our parent ignores it (nohup)."""
     before = {number: signal.getsignal(number) for number in ENDS}
 

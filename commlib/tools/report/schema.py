@@ -1,71 +1,81 @@
-"""Dataclasses as JSON: the objects that they make, and the JSON schema of those."""
+"""Dataclasses as JSON: the objects that they make, and where those of a file do not fit."""
 
 from __future__ import annotations
 
+import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 Number = Annotated[float, ("minimum", 0)]
 Positive = Annotated[float, ("exclusiveMinimum", 0)]
 Count = Annotated[int, ("minimum", 0)]
+BOUNDS = {
+    "minimum": (operator.ge, "less than"),
+    "exclusiveMinimum": (operator.gt, "not above"),
+    "maximum": (operator.le, "more than"),
+}
 NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+LONGEST = 60  # characters of a value in a fault
 
 
 def to_json(value: Any) -> Any:
     """Return what JSON has of a dataclass; a field with a default is left out where it is None."""
     if is_dataclass(value):
         parts = ((field, to_json(getattr(value, field.name))) for field in fields(value))
-        return {field.name: part for field, part in parts if part is not None or _required(field)}
+        return {field.name: part for field, part in parts if part is not None or required(field)}
     if isinstance(value, Mapping):
         return {key: to_json(part) for key, part in value.items()}
     return [to_json(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type: a dataclass, or what its fields may have."""
-    if is_dataclass(kind):
-        hints = get_type_hints(kind, include_extras=True)
-        properties = {field.name: schema_of(hints[field.name]) for field in fields(kind)}
-        required = [field.name for field in fields(kind) if _required(field)]
-        return {"type": "object", "required": required, "properties": properties}
-    if kind in NAMES:
-        return {"type": NAMES[kind]}
-    arguments = get_args(kind)
-    origin = get_origin(kind)
-    if origin is Annotated:
-        return {**schema_of(arguments[0]), **dict(arguments[1:])}
-    return SCHEMAS[origin](arguments) if origin in SCHEMAS else {}
-
-
-def _array(arguments: Sequence[Any], **bounds: int) -> dict[str, Any]:
-    return {"type": "array", "items": schema_of(arguments[0]), **bounds}
-
-
-def _any_of(kinds: Sequence[Any]) -> dict[str, Any]:
-    """Return the schema of a union; what may be nothing or one simple type is one schema."""
-    schemas = [schema_of(kind) for kind in kinds]
-    merged: dict[str, Any] = {}
-    for schema in schemas:
-        merged |= schema
-    if all(isinstance(schema.get("type"), str) and "properties" not in schema for schema in schemas):
-        return {**merged, "type": [schema["type"] for schema in schemas]}
-    return {"anyOf": schemas}
-
-
-def _required(field: Field[Any]) -> bool:
+def required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _object(arguments: Sequence[Any]) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": schema_of(arguments[1])}
+def fault(value: Any, kind: Any, place: str) -> str:
+    """Return where a value from JSON does not fit a type, and how; "" where it does. It may have more than that."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        broken = (
+            f"{place}: {value} is {BOUNDS[name][1]} {bound}"
+            for name, bound in arguments[1:]
+            if not BOUNDS[name][0](value, bound)
+        )
+        return fault(value, arguments[0], place) or next(broken, "")
+    if origin in (Union, types.UnionType):
+        faults = [fault(value, choice, place) for choice in arguments]
+        return "" if "" in faults else max(faults, key=lambda text: text.index(":"))  # of all, what comes the furthest
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+        hints = _hints(kind)
+        missing = (
+            f"{place}: {field.name!r} is missing"
+            for field in fields(kind)
+            if required(field) and field.name not in value
+        )
+        return next(missing, "") or _first(
+            ((value[name], hint, f"{place}.{name}") for name, hint in hints.items() if name in value)
+        )
+    if origin in (list, tuple, Sequence) and isinstance(value, list):
+        return _first((part, arguments[0], f"{place}[{at}]") for at, part in enumerate(value))
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        return _first((part, arguments[1], f"{place}.{key}") for key, part in value.items())
+    fits = value in arguments if origin is Literal else kind is Any or _is_plain(value, kind)
+    return "" if fits else f"{place}: {repr(value)[:LONGEST]} is no {NAMES.get(kind) or kind}"
 
 
-SCHEMAS: dict[Any, Callable[[Sequence[Any]], dict[str, Any]]] = {  # by what get_origin() returns
-    Literal: lambda arguments: {"enum": list(arguments)},
-    **dict.fromkeys((Union, types.UnionType), _any_of),
-    **dict.fromkeys((list, Sequence), _array),
-    tuple: lambda arguments: _array(arguments, minItems=2, maxItems=2),
-    **dict.fromkeys((dict, Mapping), _object),
-}
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _first(parts: Iterable[tuple[Any, Any, str]]) -> str:
+    return next(filter(None, (fault(*part) for part in parts)), "")
+
+
+def _is_plain(value: Any, kind: Any) -> bool:
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    return kind in NAMES and isinstance(value, int | float if kind is float else kind)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 
@@ -17,7 +16,6 @@ class Column:
     read: Callable[[Any], str]
     width: int = 0  # of a terminal's column; markdown has no need of it
     unit: str = ""
-    group: str = ""  # stands over neighbours that share it
     left: bool = False
     spare: int = 0  # of the columns that do not fit, the one with the highest goes first
 
@@ -36,10 +34,8 @@ class Table:
         self.columns, self.width = fitting, width
 
     def head(self, title: str) -> list[str]:
-        """Return what stands above the lines: the title, groups and units if there are any, names."""
-        groups = ((group, _breadth(list(of_group))) for group, of_group in groupby(self.columns, lambda c: c.group))
-        lines = [" ".join(f"{group:^{breadth}}" for group, breadth in groups)]
-        lines += [self._joined(column.name for column in self.columns)]
+        """Return what stands above the lines: the title, names, and units if there are any."""
+        lines = [self._joined(column.name for column in self.columns)]
         lines += [self._joined(column.unit for column in self.columns)]
         shown = [("#" + line[1:]).rstrip()[: self.width] for line in lines if line.strip()]
         return ["#", f"# {title}"[: self.width], *shown]
@@ -50,11 +46,6 @@ class Table:
     def _joined(self, cells: Iterable[str]) -> str:
         cut = (column.fit(cell) for column, cell in zip(self.columns, cells, strict=True))
         return " ".join(cut)[: self.width]
-
-
-def widest_that_fits(layouts: Sequence[Sequence[Column]], width: int) -> Table:
-    """Return the first layout that keeps all of its columns; the last one drops what does not fit."""
-    return Table(next((columns for columns in layouts if _breadth(columns) <= width), layouts[-1]), width)
 
 
 def _breadth(columns: Sequence[Column]) -> int:

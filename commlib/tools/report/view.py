@@ -9,11 +9,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from commlib.tools.report.chart import Rows, draw, missing, svg
+from commlib.tools.report.chart import Rows, draw, svg
 from commlib.tools.report.document import Row
-from commlib.tools.report.formats import csv_text, json_text, markdown_list, markdown_table
-from commlib.tools.report.page import BAD, Section, Table
-from commlib.tools.report.table import Column, fold, widest_that_fits
+from commlib.tools.report.formats import csv_text, json_text
+from commlib.tools.report.page import BAD, Section, Table, markdown
+from commlib.tools.report.table import Column, fold
+from commlib.tools.report.table import Table as Terminal
 
 Item = TypeVar("Item")
 
@@ -26,7 +27,7 @@ class View(ABC):
     def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
         self.document = document
         self.width = shutil.get_terminal_size().columns if width is None else width
-        self.layout = widest_that_fits(self.layouts(), self.width)
+        self.layout = Terminal(self.columns(), self.width)
 
     @abstractmethod
     def columns(self) -> Sequence[Column]:
@@ -35,9 +36,6 @@ class View(ABC):
     @abstractmethod
     def title(self, rows: Sequence[Row]) -> str:
         """Name a series."""
-
-    def layouts(self) -> Sequence[Sequence[Column]]:
-        return [self.columns()]
 
     def opening(self) -> list[str]:
         """Return the # lines above the rows; the document may have none yet."""
@@ -67,12 +65,8 @@ class View(ABC):
     def ending(self) -> list[str]:
         return fold(self.closing(), self.width)
 
-    def page_head(self) -> list[str]:
-        """Return what a run prints at once where its form is a page."""
-        return []
-
     def page_rest(self) -> list[str]:
-        """Return what it prints in the end."""
+        """Return what a run prints in the end, below the opening, where its form is a page."""
         return []
 
     def where(self, path: Path | None, picture: Path | None) -> list[str]:
@@ -94,11 +88,7 @@ class View(ABC):
         return "\n".join([*lines, *self.ending()])
 
     def md(self) -> str:
-        """Return a list of what is measured, a table for each series, and a list of what follows."""
-        lines = markdown_list(self.opening())
-        for rows in self.by_series():
-            lines += ["", f"### {self.title(rows)}", "", *markdown_table(self.columns(), self.items(rows))]
-        return "\n".join([*lines, "", *markdown_list(self.closing())])
+        return markdown(self._section("", "", ""))
 
     def csv(self) -> str:
         return csv_text([item for rows in self.by_series() for item in self.items(rows)])
@@ -108,7 +98,9 @@ class View(ABC):
 
     def section(self, name: str, title: str) -> Section:
         """Return the section of a page that has charts, a table for each series, and what follows as notes."""
-        drawn = "" if missing() or not (panels := self.panels()) else svg(self.chart_title(), panels)
+        return self._section(name, title, svg(self.chart_title(), panels) if (panels := self.panels()) else "")
+
+    def _section(self, name: str, title: str, drawn: str) -> Section:
         ended = [] if self.document.get("complete", True) else [(BAD, f"Not complete: {self.document['ended']}.")]
         tables = [Table(self.title(rows), self.columns(), self.items(rows), _wrong) for rows in self.by_series()]
         notes = [text for line in (*self.opening(), *self.closing()) if (text := line.removeprefix("#").strip())]

@@ -7,7 +7,6 @@ from commlib.tools.timing.candidate import (
     Empty,
     Prepare,
     Run,
-    Started,
     bits,
     differing,
     pinned,
@@ -17,26 +16,23 @@ from commlib.tools.timing.candidate import (
     public_call,
     twin_of,
 )
-from commlib.tools.timing.figures import Fit, Ratio, fit_latency_and_rate, ratio_of_medians
+from commlib.tools.timing.figures import Ratio, ratio_of_medians
 from commlib.tools.timing.graph import separate_stream
 from commlib.tools.timing.protocol import buffers_of, measure, measure_calls, measure_on_one_device
 
 __all__ = [
     "Candidate",
     "Empty",
-    "Fit",
     "Measurement",
     "Prepare",
     "Protocol",
     "Ratio",
     "Run",
-    "Started",
     "bits",
     "block_seconds",
     "buffers_of",
     "differing",
     "fingerprint",
-    "fit_latency_and_rate",
     "measure",
     "measure_calls",
     "measure_on_one_device",

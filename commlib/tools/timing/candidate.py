@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from inspect import signature
@@ -56,44 +56,27 @@ class Candidate:
     checked: bool = True
 
 
-@dataclass(frozen=True)
-class Started:
-    """Asynchronous calls as one: all are started, then waited for; `beside` runs in between."""
-
-    calls: Sequence[Run]
-    between: Run = lambda: None
-
-    def __call__(self) -> None:
-        works: list[Any] = [call() for call in self.calls]
-        self.between()
-        for work in works:
-            work.wait()
-
-
-def public_call(comm: Communicator, collective: Collective, later: bool = False) -> Prepare:
-    """Return a `prepare` that makes the collective's public call, with nothing between the clock and it.
-
-    With `later` the call is asynchronous, and what is timed waits for it.
-    """
+def public_call(comm: Communicator, collective: Collective) -> Prepare:
+    """Return a `prepare` that makes the collective's public call, with nothing between the clock and it."""
 
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-        recorder = _Recorder(comm, later)
+        recorder = _Recorder(comm)
         collective.invoke(recorder, x, out, call)
         calls = recorder.calls
-        if recorder.later:
-            return Started(calls)
         return calls[0] if len(calls) == 1 else lambda: [made() for made in calls]
 
     return prepare
 
 
 def pinned(
-    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, later: bool = False
-) -> tuple[Prepare, Callable[[], None]]:
-    """Return `prepare` and `enter` of the public call on a communicator that is given a plan which leaves no choice."""
-    make = public_call(twin, collective, later)
+    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool = False
+) -> Candidate:
+    """Return the public call on a communicator that is given a plan which leaves no choice but this algorithm."""
+    make = public_call(twin, collective)
 
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+        if in_place and not algorithm.in_place:
+            raise Unsupported("it cannot work in place")
         if reason := algorithm.refuses(call.dtype, call.redop, call.size):
             raise Unsupported(reason)
         return make(x, out, call)
@@ -102,14 +85,15 @@ def pinned(
         if twin.plan is not plan:
             twin.use(plan)
 
-    return prepare, enter
+    empty = twin.empty if algorithm.placement == "symmetric" else plain_on(twin.device)
+    return Candidate(algorithm.name, prepare, in_place, empty, enter)
 
 
 class _Recorder:
     """Stands in for a communicator: keeps the calls made on it instead of making them."""
 
-    def __init__(self, comm: Communicator, later: bool) -> None:
-        self._comm, self.later = comm, later  # whether its calls are asynchronous
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
         self.calls: list[Run] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -119,8 +103,7 @@ class _Recorder:
 
         def record(*args: Any, **options: Any) -> None:
             # By position where it can be: what a call by keyword costs is the caller's, and others have no keywords.
-            bound = signature(member).bind(*args, **options | ({"async_op": True} if self.later else {}))
-            self.later = bound.arguments.get("async_op", False)
+            bound = signature(member).bind(*args, **options)
             self.calls.append(partial(member, *bound.args, **bound.kwargs))
 
         return record

@@ -19,7 +19,6 @@ from commlib.collectives import Call
 from commlib.collectives.reference import ordered
 from commlib.counts import counted
 from commlib.plan import HEAD, Plan, user_path
-from commlib.tools.report import chart
 from commlib.tools.report.figures import about, percent_text, size_text
 from commlib.tools.report.files import write
 from commlib.tools.report.formats import json_text
@@ -127,9 +126,9 @@ class Tuning:
         base = None if algorithm.kernel and not algorithm.composed else self.comm.plan
         below = Plan.only({case.op: plain}, base=base, params={})  # a symmetric rule is no plan
         plan = Plan.only({case.op: option.algorithm}, base=below, params=dict(option.params))
-        prepare, enter = pinned(self._twin, case.collective, algorithm, plan)
+        way = pinned(self._twin, case.collective, algorithm, plan)
         empty = self._twin.empty if case.placement == "symmetric" else plain_on(self.comm.device)
-        return Candidate(str(option), prepare, case.in_place, empty, enter)
+        return replace(way, label=str(option), in_place=case.in_place, empty=empty)
 
     def _save(self) -> None:
         """Write the plan with its samples; the one that was there before this run is next to it."""
@@ -145,7 +144,7 @@ class Tuning:
             write(self.path.with_suffix(SAMPLES), json_text(self.setup.samples(self.changed, cases)))
 
     def finish(self, ended: str) -> None:
-        """Say where the plan is and what is missing, draw the picture, print the document."""
+        """Say where the plan is and what is missing, print the document."""
         order, plan, tables = self.order, self.setup.base, list(self.tables.values())
         rest = ", ".join(str(case) for case in self.cases if case not in self.tables)
         self.say("#", *([f"# not tuned: {rest}"] if ended and rest else []))
@@ -161,11 +160,6 @@ class Tuning:
             self.say(f"# plan {plan.digest} is in {self.path}{taken}", f"# to go back: {shlex.join(back)}")
         if order.json and self.comm.rank == 0:
             printed([json_text({**self.setup.samples(tables, {}), "plan": plan.document})])
-        if order.plot and tables and self.comm.rank == 0:
-            try:
-                chart.draw(order.plot, f"commlib tune, {self.comm.size} ranks, {self.device}", chart.tuning(tables))
-            except (commlib.Unsupported, ValueError) as error:
-                self.say(f"# no picture: {error}")
 
 
 def table_lines(table: Table, world: int) -> Iterator[str]:

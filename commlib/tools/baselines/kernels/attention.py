@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -12,14 +12,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from commlib.kernels.attention import FP8, decode_attention
-from commlib.tools.baselines.kernels import triton
-from commlib.tools.baselines.kernels.case import FLOOR, OURS, SEED, Candidate, Case, Inputs, holding, type_name
-from commlib.tools.baselines.kernels.torch import causal
+from commlib.tools.baselines.kernels.case import (
+    FLOOR,
+    OURS,
+    SEED,
+    Arguments,
+    Candidate,
+    Case,
+    Inputs,
+    allocating,
+    holding,
+    missing,
+    package,
+    triton,
+    type_name,
+)
 from commlib.tools.timing import Run
 
-PHASES = ("decode", "prefill")
 FAR = 1e-2  # of the largest value; what is farther off is wrong
 SPLIT_TOKENS = 256
 K_SCALE, V_SCALE = 0.5, 0.25
@@ -28,23 +40,28 @@ PAGE = 16
 
 # (requests, tokens) that are measured, and with --sweep; the CPU has less.
 SIZES = {
-    ("cuda", "decode"): [(1, 4096), (64, 4096), (16, 16384)],
-    ("cuda", "prefill"): [(1, 4096)],
-    ("cpu", "decode"): [(1, 512), (4, 512)],
-    ("cpu", "prefill"): [(1, 256)],
+    ("cuda", "decode"): ((1, 4096), (64, 4096), (16, 16384)),
+    ("cuda", "prefill"): ((1, 4096),),
+    ("cpu", "decode"): ((1, 512), (4, 512)),
+    ("cpu", "prefill"): ((1, 256),),
 }
+_DECODING = ((1, 1024), (1, 8192), (1, 65536), (8, 8192), (16, 16384), (32, 8192), (64, 1024), (64, 4096))
 SWEEPS = {
-    ("cuda", "decode"): [
-        *((1, 1024), (1, 8192), (1, 65536), (8, 8192), (16, 16384), (32, 8192), (64, 1024), (64, 4096)),
-        *((128, 4096), (256, 1024), (256, 4096)),
-    ],
-    ("cuda", "prefill"): [(1, 1024), (1, 4096), (1, 16384), (4, 4096), (16, 1024)],
-    ("cpu", "decode"): [(1, 128), (1, 2048), (4, 512), (16, 512)],
-    ("cpu", "prefill"): [(1, 64), (1, 512), (4, 128)],
+    ("cuda", "decode"): (*_DECODING, (128, 4096), (256, 1024), (256, 4096)),
+    ("cuda", "prefill"): ((1, 1024), (1, 4096), (1, 16384), (4, 4096), (16, 1024)),
+    ("cpu", "decode"): ((1, 128), (1, 2048), (4, 512), (16, 512)),
+    ("cpu", "prefill"): ((1, 64), (1, 512), (4, 128)),
 }
-SWEPT_AT = {"cuda": (64, 4096), "cpu": (4, 512)}  # where --sweep of decoding measures other pages and an 8-bit cache
-SWEPT_PAGES = (1, 64)
+DEFAULT = {"cuda": (64, 4096), "cpu": (4, 512)}  # where only one of both is named
 HEADS = {"cuda": (64, 8), "cpu": (8, 1)}  # of queries, of K and V
+BACKENDS = {
+    "torch flash": SDPBackend.FLASH_ATTENTION,
+    "torch cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "torch efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "torch math": SDPBackend.MATH,
+}
+ON_CPU = ("torch flash", "torch math")
+WORKSPACE_BYTES = 128 << 20  # that FlashInfer asks for
 
 
 @dataclass(frozen=True)
@@ -62,13 +79,17 @@ class Attention(Case):
         return f"attention {self.variant}, {self.n} x {self.length}, {self.heads}/{self.kv_heads} heads of {self.dim}"
 
     @property
-    def method(self) -> str:
-        """Whether one token of each request is computed, or all: the phase."""
+    def phase(self) -> str:
+        """Whether one token of each request is computed, or all: decode or prefill."""
         return self.variant.split()[0]
 
     @property
     def cache_dtype(self) -> torch.dtype:
         return FP8 if self.variant.endswith("fp8") else self.dtype
+
+    @property
+    def cache(self) -> str:
+        return type_name(self.cache_dtype)
 
     @property
     def not_dense(self) -> str:
@@ -81,20 +102,15 @@ class Attention(Case):
     def num_bytes(self) -> int:
         """K and V once, queries, and results."""
         tokens = sum(self.lengths())
-        queries = tokens if self.method == "prefill" else self.n
+        queries = tokens if self.phase == "prefill" else self.n
         cache = 2 * tokens * self.kv_heads * self.dim * self.cache_dtype.itemsize
         return cache + 2 * queries * self.heads * self.dim * self.dtype.itemsize
 
     @property
     def flops(self) -> int:
         """Operations of both products; of a causal prefill, half of the square."""
-        pairs = sum(n * n // 2 if self.method == "prefill" else n for n in self.lengths())
+        pairs = sum(n * n // 2 if self.phase == "prefill" else n for n in self.lengths())
         return 4 * self.heads * self.dim * pairs
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        names = ("length", "heads", "kv_heads", "page_size", "ragged")
-        return {**super().facts, **{name: getattr(self, name) for name in names}, "cache": type_name(self.cache_dtype)}
 
     def lengths(self) -> list[int]:
         """Return the length of each request; the mean of ragged ones is about the case's."""
@@ -105,16 +121,19 @@ class Attention(Case):
 
     def inputs(self, sets: int, device: torch.device) -> Sequence[Attended]:
         draw = torch.Generator(device).manual_seed(SEED)
-        kind = Prefilling if self.method == "prefill" else Decoding
+        kind = Prefilling if self.phase == "prefill" else Decoding
         return [kind(self, device, draw) for _ in range(sets)]
 
     def candidates(self) -> list[Candidate]:
-        """Return ours and the ceilings; prompts have no kernel of ours, but what examples/llama does."""
-        if self.method == "prefill":
-            return [Candidate("matmul", Prefilling.matmul, FLOOR), Candidate("gather, torch", Prefilling.ours, OURS)]
+        """Return ours, the ceilings, and others; prompts have no kernel of ours, but what examples/llama does."""
+        if self.phase == "prefill":
+            ours = [Candidate("matmul", Prefilling.matmul, FLOOR), Candidate("gather, torch", Prefilling.ours, OURS)]
+            return ours + _attending_to_prompts(self.n)
         split = partial(Decoding.ours, split_tokens=SPLIT_TOKENS)
         ours = [Candidate("commlib", Decoding.ours, OURS), Candidate(f"commlib split {SPLIT_TOKENS}", split, OURS)]
-        return [*ours, Candidate("read", Decoding.read, FLOOR), triton.read()]
+        floors = [Candidate("read", Decoding.read, FLOOR)]
+        floors += [triton("read, Triton", lambda code, inputs: code.reading(inputs), FLOOR)]
+        return [*ours, *floors, *_decoding(self)]
 
 
 class Attended(Inputs):
@@ -232,7 +251,7 @@ class Prefilling(Attended):
             out = torch.empty_like(self.q)
             for q, table, y in zip(self.q, tables, out, strict=True):
                 k, v = (cache[table].flatten(0, 1)[: case.length].transpose(0, 1)[None] for cache in caches)
-                y.copy_(causal(q[None], k, v)[0])
+                y.copy_(_causal(q[None], k, v)[0])
             return out
 
         return holding(self, attended)
@@ -243,3 +262,85 @@ class Prefilling(Attended):
         kinds: Any = {"dtype": self.q.dtype, "device": self.q.device}
         a, b = torch.randn(rows, width, **kinds), torch.randn(width, width, **kinds)
         return partial(torch.mm, a, b, out=torch.empty(rows, width, **kinds))
+
+
+# --- other libraries: torch by each of its backends, flash-attn, FlashInfer
+
+
+def _decoding(case: Attention) -> list[Candidate]:
+    """Return who reads the pages, and who reads a dense copy that is made before."""
+    flashinfer = package("FlashInfer", "flashinfer", _flashinfer_decode)
+    if why := case.not_dense:
+        return [*(missing(label, why) for label in ("gather, torch", *BACKENDS, "flash-attn")), flashinfer]
+    return [
+        allocating("gather, torch", _gathered, lambda i: (i.grouped, i.tables.long(), i.kv, i.case.length)),
+        *(_by(label, _rows, lambda i: (i.grouped, *i.dense)) for label in BACKENDS),
+        package("flash-attn", "flash_attn", _flash_attn_decode),
+        flashinfer,
+    ]
+
+
+def _attending_to_prompts(requests: int) -> list[Candidate]:
+    single = package("FlashInfer", "flashinfer", _flashinfer_prefill)
+    return [
+        allocating("torch", _causal, lambda i: (i.q, i.k, i.v)),
+        *(_by(label, _causal, lambda i: (i.q, i.k, i.v)) for label in BACKENDS),
+        package("flash-attn", "flash_attn", _flash_attn_prefill),
+        single if requests == 1 else missing("FlashInfer", "is measured with one request"),
+    ]
+
+
+def _by(label: str, attends: Callable[..., Tensor], arguments: Arguments) -> Candidate:
+    """Return scaled_dot_product_attention by one of torch's backends."""
+
+    def attend(*tensors: Tensor) -> Tensor:
+        with sdpa_kernel(BACKENDS[label]):
+            return attends(*tensors)
+
+    here = label in ON_CPU or torch.cuda.is_available()
+    return allocating(label, attend, arguments) if here else missing(label, "needs a GPU")
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v).flatten(1, 2)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _gathered(q: Tensor, pages: Tensor, kv: Tensor, length: int) -> Tensor:
+    """Gather the pages and attend: what a program without a kernel for pages does."""
+    k, v = (cache[pages].flatten(1, 2)[:, :length].transpose(1, 2) for cache in kv)
+    return _rows(q, k, v)
+
+
+def _flash_attn_decode(library: Any, inputs: Decoding) -> Run:
+    k, v = (x.transpose(1, 2).contiguous() for x in inputs.dense)
+    call = partial(library.flash_attn_with_kvcache, inputs.q[:, None], k, v, cache_seqlens=inputs.lengths, causal=True)
+    return holding(inputs, lambda: call()[:, 0])
+
+
+def _flash_attn_prefill(library: Any, inputs: Prefilling) -> Run:
+    q, k, v = (x.transpose(1, 2).contiguous() for x in (inputs.q, inputs.k, inputs.v))
+    return holding(inputs, lambda: library.flash_attn_func(q, k, v, causal=True).transpose(1, 2))
+
+
+def _flashinfer_decode(library: Any, inputs: Decoding) -> Run:
+    """Plan once, outside of what is timed; run over the same pages as ours."""
+    case, size = inputs.case, inputs.case.page_size
+    counts = (inputs.lengths + size - 1) // size
+    starts = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+    indices = torch.cat([row[:count] for row, count in zip(inputs.tables, counts.tolist(), strict=True)])
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.q.device)
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+    shape = (case.heads, case.kv_heads, case.dim, size)
+    types = {"q_data_type": case.dtype, "kv_data_type": case.cache_dtype}
+    wrapper.plan(starts, indices, (inputs.lengths - 1) % size + 1, *shape, **types)
+    return partial(wrapper.run, inputs.q, (inputs.k_cache, inputs.v_cache), out=inputs.out, **inputs.scales)
+
+
+def _flashinfer_prefill(library: Any, inputs: Prefilling) -> Run:
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (inputs.q, inputs.k, inputs.v))
+    call = partial(library.single_prefill_with_kv_cache, q, k, v, causal=True)
+    return holding(inputs, lambda: call().transpose(0, 1)[None])

@@ -16,19 +16,21 @@ from torch import Tensor
 from commlib.tools.timing import Measurement, Run, differing, poison
 
 OURS, PEER, FLOOR = "ours", "peer", "floor"  # a floor bounds what can be had; nobody is compared with it
-PROBES = ("probe", "empty")  # labels that begin so are floors that no share is of
+PROBES = ("probe", "empty")  # labels of a user's file that begin so are floors that no share is of
 SETS = (3, 240)  # in rotation, and as many calls in a graph
 L2_BYTES = 60 << 20  # where the driver does not say
 CPU_COLD_BYTES = 64 << 20
 FREE_SHARE = 0.3  # of the memory that is free, for all sets together
 GPU_SHARED_BYTES, CPU_SHARED_BYTES = 1 << 30, 32 << 20  # of a table or a cache, which all sets share
-EXPONENT = 1.1  # of Zipf: the k-th most frequent row comes k^-1.1 as often as the first
 SEED = 7
 
 
 @dataclass(frozen=True)
 class Case(ABC):
-    """One problem of a kernel: n rows of `dim` elements; what that means is the kernel's."""
+    """One problem of a kernel: n rows of `dim` elements; what that means is the kernel's.
+
+    A row of results has all that has the name of one of its fields.
+    """
 
     kernel: ClassVar[str]
     n: int
@@ -49,14 +51,13 @@ class Case(ABC):
 
     @abstractmethod
     def candidates(self) -> list[Candidate]:
-        """Return ours and the floors."""
+        """Return ours, the floors, and other libraries."""
 
     def __str__(self) -> str:
         return f"{self.kernel} {self.variant}".strip() + f", n {self.n}, dim {self.dim}, {self.pattern}, {self.heat}"
 
     @property
     def heat(self) -> str:
-        """Whether a call finds its tensors in the cache."""
         return "hot" if self.hot else "cold"
 
     @property
@@ -72,17 +73,6 @@ class Case(ABC):
         """Operations of a call, where they can bound it."""
         return 0
 
-    @property
-    def method(self) -> str:
-        """The method by which a `Baseline` makes the same call."""
-        return self.kernel
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a row of results has of it."""
-        names = ("kernel", "variant", "n", "dim", "type", "pattern", "heat")
-        return {name: getattr(self, name) for name in names}
-
 
 class Inputs:
     """One set of tensors: `source` and `target` are what the floor copies, together as many bytes as a call moves."""
@@ -90,7 +80,6 @@ class Inputs:
     source: Tensor
     target: Tensor
     outputs: Sequence[Tensor]
-    iterations: int | None = None  # calls of a block; None: as many as fill it
     result: Any = None  # what a candidate allocates stays until the set's next turn, as it would in a program
 
     def expected(self) -> Iterable[Tensor]:
@@ -110,16 +99,20 @@ class Inputs:
         return sum(map(differing, tensors, self.expected())), None
 
 
+Prepare = Callable[[Any], Run]  # from a set of inputs to a call
+Arguments = Callable[[Any], tuple[Any, ...]]  # of a function, from a set of inputs
+
+
 @dataclass
 class Candidate:
-    """What is measured, and its measurements; `prepare` takes one set of inputs and returns the call."""
+    """What is measured, and its measurements."""
 
     label: str
-    prepare: Callable[[Any], Run] | None = None  # None: it is not measured
+    prepare: Prepare | None = None  # None: it is not measured
     role: str = PEER
     skipped: str = ""  # the reason why it is not measured
     graph: bool = True  # can be captured
-    took: Callable[[float], None] | None = None  # counts the seconds of a first call that compiles
+    compiles: bool = False  # by torch.compile, for each shape
     runs: Sequence[Run] = ()
     wrong: int | None = None
     error: float | None = None  # the largest that the inputs report, where they do
@@ -129,24 +122,6 @@ class Candidate:
     @property
     def median_s(self) -> float:
         return self.timed.median_s if self.timed else math.inf
-
-
-Arguments = Callable[[Any], tuple[Any, ...]]  # of a function, from a set of inputs
-
-
-class Baseline:
-    """Another library: a method named as a kernel takes a case and returns its candidates."""
-
-    name: str
-
-    def candidates(self, case: Case, sets: Sequence[Any]) -> list[Candidate]:
-        """Return how it makes the call of a case; nothing if it does not have this kernel."""
-        method: Callable[[Case], list[Candidate]] | None = getattr(self, case.method, None)
-        return method(case) if method else []
-
-    def notes(self) -> list[str]:
-        """Return what a reader of the results should know of it."""
-        return []
 
 
 def copy() -> Candidate:
@@ -159,9 +134,9 @@ def missing(label: str, reason: str, role: str = PEER) -> Candidate:
     return Candidate(label, None, role, reason)
 
 
-def allocating(label: str, function: Callable[..., object], arguments: Arguments, role: str = PEER) -> Candidate:
+def allocating(label: str, function: Callable[..., object], arguments: Arguments) -> Candidate:
     """Return the candidate that calls a function which allocates its results."""
-    return Candidate(label, lambda inputs: holding(inputs, partial(function, *arguments(inputs))), role)
+    return Candidate(label, lambda inputs: holding(inputs, partial(function, *arguments(inputs))))
 
 
 def holding(inputs: Inputs, call: Run) -> Run:
@@ -174,13 +149,24 @@ def holding(inputs: Inputs, call: Run) -> Run:
     return run
 
 
-def package(label: str, module: str, prepare: Callable[[Any, Any], Run]) -> Candidate:
-    """Return a candidate of a package that needs a GPU; it is imported when the candidate is prepared."""
-    if importlib.util.find_spec(module) is None:
-        return missing(label, f"{module} is not installed")
+def compiled(function: Callable[..., object], arguments: Arguments) -> Candidate:
+    """Return the candidate that calls a function as torch.compile makes it for the shapes of the case."""
+    call = torch.compile(function, dynamic=False, fullgraph=True)
+    return Candidate("torch.compile", lambda inputs: partial(call, *arguments(inputs)), compiles=True)
+
+
+def package(label: str, name: str, prepare: Callable[[Any, Any], Run], module: str = "", role: str = PEER) -> Candidate:
+    """Return a candidate of a package that needs a GPU; the module that prepares it is imported only then."""
+    if importlib.util.find_spec(name) is None:
+        return missing(label, f"{name} is not installed", role)
     if not torch.cuda.is_available():
-        return missing(label, "needs a GPU")
-    return Candidate(label, lambda inputs: prepare(importlib.import_module(module), inputs))
+        return missing(label, "needs a GPU", role)
+    return Candidate(label, lambda inputs: prepare(importlib.import_module(module or name), inputs), role)
+
+
+def triton(label: str, prepare: Callable[[Any, Any], Run], role: str = PEER) -> Candidate:
+    """Return a candidate whose kernel is in triton_code.py."""
+    return package(label, "triton", prepare, "commlib.tools.baselines.kernels.triton_code", role)
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -220,27 +206,12 @@ def table(rows: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tens
     return torch.rand(rows, dim, dtype=dtype, device=device)
 
 
-def rows_of(pattern: str, sets: int, n: int, total: int, device: torch.device, unique: bool = False) -> Tensor:
-    """Return int64 rows [sets, n] below `total`, n of which are no more; Zipf repeats rows unless they are `unique`.
+def rows_of(pattern: str, sets: int, n: int, total: int, device: torch.device) -> Tensor:
+    """Return int64 rows [sets, n] below `total`, n of which are no more.
 
-    Sequential and random rows of a set are distinct, and so are those of neighbouring sets while there are rows left.
+    Rows of a set are distinct, and so are those of neighbouring sets while there are rows left.
     """
-    draw = torch.Generator(device).manual_seed(SEED)
     turn = torch.arange(sets * n, device=device).view(sets, n) % total
     if pattern == "sequential":
         return turn
-    shuffled = torch.randperm(total, generator=draw, device=device)  # frequent rows are no neighbours
-    if pattern == "random":
-        return shuffled[turn]
-    weights = torch.arange(1, total + 1, device=device, dtype=torch.float64) ** -EXPONENT
-    if unique:
-        return torch.stack([shuffled[_without_repetition(weights, n, draw)] for _ in range(sets)])
-    reached = weights.cumsum(0)
-    drawn = torch.rand(sets, n, generator=draw, device=device, dtype=torch.float64) * reached[-1]
-    return shuffled[torch.searchsorted(reached, drawn).clamp_(max=total - 1)]
-
-
-def _without_repetition(weights: Tensor, n: int, draw: torch.Generator) -> Tensor:
-    # The first of exponential waits is drawn by weight; the first n are drawn without repetition.
-    waits = torch.empty_like(weights).exponential_(generator=draw) / weights
-    return waits.topk(n, largest=False, sorted=False).indices
+    return torch.randperm(total, generator=torch.Generator(device).manual_seed(SEED), device=device)[turn]

@@ -6,13 +6,28 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from commlib.kernels.index import index
-from commlib.tools.baselines.kernels.case import OURS, SEED, Candidate, Case, Inputs, copy, rows_of, shared_rows, table
+from commlib.tools.baselines.kernels.case import (
+    OURS,
+    SEED,
+    Candidate,
+    Case,
+    Inputs,
+    allocating,
+    compiled,
+    copy,
+    rows_of,
+    shared_rows,
+    table,
+    triton,
+)
 from commlib.tools.timing import Run
 
 MASKED = "masked"
+ROW_BLOCK, SPLIT_BLOCK = 8192, 1024  # elements of a Triton program: a row, and a part of one where rows are few
 SHARDS = 4  # of the vocabulary; the second one is here
 
 
@@ -46,7 +61,14 @@ class Index(Case):
         return torch.where(order < self.rows_read, ids + length, elsewhere)
 
     def candidates(self) -> list[Candidate]:
-        return [Candidate("commlib", Gather.ours, OURS), copy()]
+        block = 1 << max(self.dim - 1, 0).bit_length()  # Triton wants a power of two
+        return [
+            Candidate("commlib", Gather.ours, OURS),
+            copy(),
+            *(_masked_by_torch() if self.variant else _by_torch()),
+            triton("triton row", lambda code, inputs: code.gathering(inputs, min(block, ROW_BLOCK))),
+            *[triton("triton split", lambda code, inputs: code.gathering(inputs, SPLIT_BLOCK))] * (block > SPLIT_BLOCK),
+        ]
 
 
 class Gather(Inputs):
@@ -73,3 +95,36 @@ class Gather(Inputs):
     def ours(self) -> Run:
         ours = partial(index, self.weights, self.ids, out=self.out)
         return ours if self.vocab_range is None else partial(ours, vocab_range=self.vocab_range)
+
+
+def _by_torch() -> list[Candidate]:
+    return [
+        Candidate("torch index_select", lambda i: partial(torch.index_select, i.weights, 0, i.ids, out=i.out)),
+        allocating("torch embedding", F.embedding, lambda i: (i.ids, i.weights)),
+        compiled(_take, lambda i: (i.out, i.weights, i.ids)),
+    ]
+
+
+def _masked_by_torch() -> list[Candidate]:
+    return [
+        allocating("torch masked", _masked, lambda i: (i.weights, i.ids, i.start, i.length)),
+        compiled(_masked_out, lambda i: (i.out, i.weights, i.ids, i.start, i.length)),
+    ]
+
+
+def _take(out: Tensor, weights: Tensor, ids: Tensor) -> None:
+    out.copy_(weights[ids])
+
+
+def _masked(weights: Tensor, ids: Tensor, start: int, length: int) -> Tensor:
+    """Make the eager operations of a vocabulary-parallel embedding."""
+    local = ids - start
+    elsewhere = (local < 0) | (local >= length)
+    rows = F.embedding(local.masked_fill_(elsewhere, 0), weights)
+    return rows.masked_fill_(elsewhere.unsqueeze(-1), 0)
+
+
+def _masked_out(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int) -> None:
+    local = ids - start
+    here = (local >= 0) & (local < length)
+    out.copy_(torch.where(here.unsqueeze(-1), weights[torch.where(here, local, 0)], 0))

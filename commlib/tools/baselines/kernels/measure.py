@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,11 +12,13 @@ import torch
 from commlib.errors import one_line
 from commlib.tools.baselines.kernels.case import (
     FLOOR,
-    Baseline,
+    PEER,
+    PROBES,
     Candidate,
     Case,
     Inputs,
     cold_bytes,
+    missing,
     sets_for,
 )
 from commlib.tools.timing import Measurement, Protocol, Run, measure_on_one_device, separate_stream
@@ -28,18 +26,18 @@ from commlib.tools.timing import Measurement, Protocol, Run, measure_on_one_devi
 FEW_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
 MANY_BYTES = 16 << 20  # up to here calls are short
 GRAPH_BLOCKS, EAGER_BLOCKS = (21, 61), (5, 25)
-FIRST_CALL_S = 90.0  # a candidate that takes longer to compile is left out
 CHECKED_SETS = 3
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
-    """How everything is measured, and next to which baselines; the same for all cases of a run."""
+    """How everything is measured, and next to which files; the same for all cases of a run."""
 
     device: torch.device
     seed: int = 0
-    flush: bool = False  # read twice the cache before each replay: cold also where sets are small
-    baselines: Sequence[Baseline] = ()
+    others: bool = True  # measure other libraries
+    not_compiled: str = ""  # why torch.compile is left out
+    files: Mapping[str, Any] = field(default_factory=dict)  # by name: candidates(kernel, case, inputs)
 
     @property
     def on_gpu(self) -> bool:
@@ -52,14 +50,16 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> tuple[int, 
     device = settings.device
     with torch.no_grad(), separate_stream(device) if settings.on_gpu else nullcontext():
         sets = case.inputs(sets_for(case, device), device)
-        candidates = [*case.candidates(), *(each for of in settings.baselines for each in of.candidates(case, sets))]
+        candidates = [each for each in case.candidates() if settings.others or each.role != PEER]
+        for name, function in settings.files.items():
+            candidates += _of_file(name, function, case, sets)
         for candidate in candidates:
-            _prepare(candidate, sets)
+            _prepare(candidate, sets, settings.not_compiled)
         ready = [candidate for candidate in candidates if not candidate.skipped]
         if settings.on_gpu:
             budget_s /= 2
             _replay(case, [candidate for candidate in ready if candidate.graph], len(sets), settings, budget_s)
-        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, iterations=sets[0].iterations, seed=settings.seed)
+        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
         for candidate, result in _timed(case, ready, calls, settings):
             candidate.eager = result
             if not settings.on_gpu:
@@ -75,18 +75,33 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> tuple[int, 
     return rotating, candidates
 
 
-def _prepare(candidate: Candidate, sets: Sequence[Inputs]) -> None:
-    """Make the calls of a candidate ready and compare their values; what it raises is why it is left out."""
-    if candidate.prepare is None:
-        return
-    started = time.perf_counter()
+def _of_file(name: str, function: Any, case: Case, sets: Sequence[Inputs]) -> list[Candidate]:
+    """Return a candidate for each label of a file's function; what it raises is one line without times."""
     try:
-        with _no_longer_than(FIRST_CALL_S):
+        made = [dict(function(case.kernel, case, inputs)) for inputs in sets]
+        calls = {label: [of_set[label] for of_set in made] for label in made[0]}
+    except Exception as error:
+        return [missing(name, one_line(error))]
+    candidates = []
+    for label, of_label in calls.items():
+        role = FLOOR if label.startswith(PROBES) else PEER
+        reason = of_label[0] if isinstance(of_label[0], str) else ""
+        candidates.append(Candidate(label, None, role, reason, runs=of_label))
+    return candidates
+
+
+def _prepare(candidate: Candidate, sets: Sequence[Inputs], not_compiled: str) -> None:
+    """Make the calls of a candidate ready and compare their values; what it raises is why it is left out."""
+    if candidate.compiles:
+        candidate.skipped = not_compiled
+        torch._dynamo.reset()  # a function is compiled for eight shapes, and then, silently, no more
+    if candidate.skipped:
+        return
+    try:
+        if candidate.prepare is not None:
             candidate.runs = [candidate.prepare(inputs) for inputs in sets]
-            candidate.runs[0]()
-            _wait(sets[0])
-        if candidate.took is not None:
-            candidate.took(time.perf_counter() - started)
+        candidate.runs[0]()
+        _wait(sets[0])
         _check(candidate, sets[:: max(1, len(sets) // CHECKED_SETS)])
     except Exception as error:
         candidate.skipped = one_line(error)
@@ -121,7 +136,7 @@ def _replay(case: Case, candidates: list[Candidate], sets: int, settings: Settin
         iterations=-(-calls // sets) * sets,
         seed=settings.seed,
         graph=True,
-        lead_in=_flush(settings) if settings.flush and not case.hot else None,
+        lead_in=_flush(case, sets, settings.device),
     )
     for candidate, result in _timed(case, candidates, protocol, settings):
         candidate.timed, candidate.skipped = (None if result.skipped else result), result.skipped
@@ -135,26 +150,9 @@ def _timed(
     return zip(candidates, measure_on_one_device(settings.device, runs, protocol, str(case)), strict=True)
 
 
-def _flush(settings: Settings) -> Run:
+def _flush(case: Case, sets: int, device: torch.device) -> Run | None:
+    """Return what empties the cache before a replay, for cold cases whose sets together fit into it."""
+    if case.hot or sets * case.num_bytes >= cold_bytes(device):
+        return None
     # Read, not written: what is written would be written back in the time of others.
-    buffer = torch.ones(cold_bytes(settings.device) // 4, dtype=torch.int32, device=settings.device)
-    return buffer.sum
-
-
-@contextmanager
-def _no_longer_than(seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer, where signals can: in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> Any:
-        raise TimeoutError(f"its first call took more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    return torch.ones(cold_bytes(device) // 4, dtype=torch.int32, device=device).sum

@@ -6,11 +6,22 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from commlib.kernels.metadata import Metadata as Outputs
 from commlib.kernels.metadata import metadata
-from commlib.tools.baselines.kernels.case import OURS, SEED, Candidate, Case, Inputs, copy
+from commlib.tools.baselines.kernels.case import (
+    OURS,
+    SEED,
+    Candidate,
+    Case,
+    Inputs,
+    allocating,
+    compiled,
+    copy,
+    triton,
+)
 from commlib.tools.timing import Run
 
 TOPK = 2048
@@ -43,7 +54,14 @@ class Metadata(Case):
         return made
 
     def candidates(self) -> list[Candidate]:
-        return [Candidate("commlib", Lengths.ours, OURS), copy()]
+        return [
+            Candidate("commlib", Lengths.ours, OURS),
+            copy(),
+            allocating("torch", _vectorised, Lengths.read),
+            compiled(_vectorised, Lengths.read),
+            Candidate("python loop", lambda inputs: inputs.expected, graph=False),  # it waits for the device
+            triton("triton", lambda code, inputs: code.deriving(inputs, 1 << max(self.dim - 1, 0).bit_length())),
+        ]
 
 
 class Lengths(Inputs):
@@ -73,5 +91,18 @@ class Lengths(Inputs):
         values = (expanded, clipped, ends, positions, request_index, [len(expanded)])
         return [torch.tensor(of_one, dtype=torch.int32, device=self.extend_lens.device) for of_one in values]
 
+    def read(self) -> tuple[Tensor, Tensor, int]:
+        return self.extend_lens, self.seq_lens, self.tokens
+
     def ours(self) -> Run:
         return partial(metadata, self.extend_lens, self.seq_lens, TOPK, out=Outputs(*self.outputs))
+
+
+def _vectorised(extend_lens: Tensor, seq_lens: Tensor, tokens: int) -> tuple[Tensor, ...]:
+    """Make operations of torch none of which waits for the device."""
+    ends = F.pad(torch.cumsum(extend_lens, 0, dtype=torch.int32), (1, 0))
+    requests = torch.arange(len(extend_lens), dtype=torch.int32, device=extend_lens.device)
+    request_index = torch.repeat_interleave(requests, extend_lens, output_size=tokens)
+    first = seq_lens - extend_lens + 1 - ends[:-1]
+    expanded = first[request_index] + torch.arange(tokens, dtype=torch.int32, device=extend_lens.device)
+    return expanded, expanded.clamp(max=TOPK), ends, expanded - 1, request_index, ends[-1:]

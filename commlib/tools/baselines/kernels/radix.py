@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +21,6 @@ from commlib.tools.timing import Run
 COMPARED = (64, 2048, 16384, 262144)  # tokens
 MATCHED = ((2048, 1), (2048, 16), (32768, 1), (32768, 16))  # tokens, nodes on the path
 LEAF = 16  # tokens
-EVICTIONS = 50  # of a block, at most: each takes a leaf away
-EVICTED = 200  # for each of them: 25 blocks, led in by four times as many calls
 
 
 @dataclass(frozen=True)
@@ -46,26 +45,25 @@ class Radix(Case):
     def __str__(self) -> str:
         return f"radix {self.variant}"
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts, "detail": self.detail}
-
     def inputs(self, sets: int, device: torch.device) -> Sequence[Calls]:
         return [Calls(self)]
 
     def candidates(self) -> list[Candidate]:
-        ours: dict[str, dict[str, Callable[[Calls], Run]]] = {
-            "prefix_match": {"commlib": lambda i: partial(prefix_match, i.ids, i.other)},
-            "match": {
-                "commlib": lambda i: partial(i.cache.match, i.ids),
-                "commlib out=": lambda i: partial(i.cache.match, i.ids, out=torch.empty_like(i.ids)),
-            },
-            "lock, unlock": {"commlib": Calls.lock_unlock},
-            "insert": {"commlib": lambda i: partial(i.cache.insert, i.ids, i.ids)},
-            "evict": {"commlib": lambda i: partial(i.cache.evict, LEAF)},
-            "insert, evict": {"commlib": Calls.renew},
+        by_operation = {
+            "prefix_match": [
+                Candidate("commlib", lambda i: partial(prefix_match, i.ids, i.other), OURS),
+                Candidate("numpy", lambda i: partial(_first, i.ids.numpy(), i.other.numpy())),
+                Candidate("torch", lambda i: lambda: int((i.ids != i.other).nonzero()[0])),
+            ],
+            "match": [
+                Candidate("commlib", lambda i: partial(i.cache.match, i.ids), OURS),
+                Candidate("commlib out=", lambda i: partial(i.cache.match, i.ids, out=torch.empty_like(i.ids)), OURS),
+            ],
+            "lock, unlock": [Candidate("commlib", Calls.lock_unlock, OURS)],
+            "insert": [Candidate("commlib", lambda i: partial(i.cache.insert, i.ids, i.ids), OURS)],
+            "insert, evict": [Candidate("commlib", Calls.renew, OURS)],
         }
-        return [Candidate(label, prepare, OURS) for label, prepare in ours[self.variant].items()]
+        return by_operation[self.variant]
 
 
 def cases(leaves: int) -> Iterator[Radix]:
@@ -74,7 +72,7 @@ def cases(leaves: int) -> Iterator[Radix]:
     for n, nodes in MATCHED:
         yield from (made(n, variant=variant, nodes=nodes) for variant in ("match", "lock, unlock"))
     yield made(2048, variant="insert")
-    yield from (made(LEAF, variant=variant, leaves=leaves) for variant in ("evict", "insert, evict"))
+    yield made(LEAF, variant="insert, evict", leaves=leaves)
 
 
 class Calls(Inputs):
@@ -88,7 +86,6 @@ class Calls(Inputs):
         self.other = self.ids.clone()
         self.other[-1] = -1
         if case.leaves:
-            self.iterations = min(EVICTIONS, case.leaves // EVICTED) if case.variant == "evict" else None
             self.prompts = [torch.arange(first, first + LEAF, dtype=torch.int32) for first in range(case.leaves)]
             for prompt in self.prompts:
                 self.cache.insert(prompt, self.ids)
@@ -118,3 +115,7 @@ class Calls(Inputs):
             self.cache.evict(LEAF)
 
         return run
+
+
+def _first(x: np.ndarray, y: np.ndarray) -> int:
+    return int(np.argmax(x != y))

@@ -10,12 +10,24 @@ import torch
 from torch import Tensor
 
 from commlib.kernels.store import store
-from commlib.tools.baselines.kernels.case import FLOOR, OURS, Candidate, Case, Inputs, copy, rows_of, shared_rows
+from commlib.tools.baselines.kernels.case import (
+    FLOOR,
+    OURS,
+    Candidate,
+    Case,
+    Inputs,
+    compiled,
+    copy,
+    rows_of,
+    shared_rows,
+    triton,
+)
 from commlib.tools.baselines.peer import in_turn
 from commlib.tools.timing import Run, bits, poison
 
 FP8 = "fp8"
 E4M3_LIMIT = 448.0
+TRITON_BLOCK = 8192  # elements of a program, at most
 K_SCALE, V_SCALE = 0.5, 0.25  # their reciprocals are exact: everyone rounds once
 
 
@@ -37,13 +49,20 @@ class Store(Case):
         # A quarter for each cache: they are poisoned and compared as a whole.
         slots = shared_rows(4 * self.dim * self.stored_as.itemsize, self.n, device)
         caches = [torch.zeros(slots, self.dim, dtype=self.stored_as, device=device) for _ in "kv"]
-        chosen = rows_of(self.pattern, sets, self.n, slots, device, unique=True)
+        chosen = rows_of(self.pattern, sets, self.n, slots, device)
         values = torch.randn(sets, 2, self.n, self.dim, dtype=self.dtype, device=device)
         return [Scatter(caches, chosen[at].clone(), values[at], self.num_bytes) for at in range(sets)]
 
     def candidates(self) -> list[Candidate]:
-        ours = [Candidate("commlib", Scatter.ours, OURS), Candidate("commlib unique", Scatter.unique, OURS)]
-        return [*ours, copy(), Candidate("copy x 2", Scatter.two_copies, FLOOR)]
+        block = min(1 << max(self.dim - 1, 0).bit_length(), TRITON_BLOCK)  # Triton wants a power of two
+        return [
+            Candidate("commlib", Scatter.ours, OURS),
+            Candidate("commlib unique", partial(Scatter.ours, unique=True), OURS),
+            copy(),
+            Candidate("copy x 2", Scatter.two_copies, FLOOR),
+            *(_fp8_by_torch() if self.variant else _by_torch()),
+            triton("triton", lambda code, inputs: code.scattering(inputs, block)),
+        ]
 
 
 class Scatter(Inputs):
@@ -77,9 +96,6 @@ class Scatter(Inputs):
         scales: dict[str, Any] = {"k_scale": K_SCALE, "v_scale": V_SCALE} if self.quantises else {}
         return partial(store, *self.tensors, **scales, unique=unique)
 
-    def unique(self) -> Run:
-        return self.ours(unique=True)
-
     def two_copies(self) -> Run:
         halves = zip(self.target.tensor_split(2), self.source.tensor_split(2), strict=True)
         return in_turn(*(partial(target.copy_, source) for target, source in halves))
@@ -88,3 +104,36 @@ class Scatter(Inputs):
 def quantised(rows: Tensor, factor: float) -> Tensor:
     """Scale and clamp as torch must: its conversion makes NaN of what is too large."""
     return (rows.float() * factor).clamp_(-E4M3_LIMIT, E4M3_LIMIT).to(torch.float8_e4m3fn)
+
+
+def _by_torch() -> list[Candidate]:
+    return [
+        Candidate("torch index_copy_", _index_copy),
+        Candidate("torch index_put_", lambda i: partial(_put, *i.tensors)),
+        compiled(_put, lambda i: i.tensors),
+    ]
+
+
+def _fp8_by_torch() -> list[Candidate]:
+    return [Candidate("torch fp8", lambda i: partial(_put_fp8, *_as_bytes(i))), compiled(_put_fp8, _as_bytes)]
+
+
+def _as_bytes(inputs: Scatter) -> tuple[Tensor, ...]:
+    """Return what a store takes with the caches as bytes: torch indexes no fp8 tensors on GPUs."""
+    k_cache, v_cache, *others = inputs.tensors
+    return k_cache.view(torch.uint8), v_cache.view(torch.uint8), *others
+
+
+def _index_copy(inputs: Scatter) -> Run:
+    k, v = inputs.k_cache.index_copy_, inputs.v_cache.index_copy_
+    return in_turn(partial(k, 0, inputs.slots, inputs.k), partial(v, 0, inputs.slots, inputs.v))
+
+
+def _put(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    k_cache.index_put_((slots,), k)
+    v_cache.index_put_((slots,), v)
+
+
+def _put_fp8(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    k_cache.index_put_((slots,), quantised(k, 1 / K_SCALE).view(torch.uint8))
+    v_cache.index_put_((slots,), quantised(v, 1 / V_SCALE).view(torch.uint8))

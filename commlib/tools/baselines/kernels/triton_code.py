@@ -1,9 +1,18 @@
-"""The source of the Triton peers, in Triton's own style: its compiler knows no types of parameters."""
+"""Triton's kernels as a baseline, in Triton's style: its compiler knows no types of parameters; and their launches."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+
+from commlib.tools.baselines.peer import in_turn
+from commlib.tools.timing import Run
+
+READ_BLOCK = 8192  # elements of a program
 
 
 @triton.jit
@@ -52,7 +61,7 @@ def scatter(
 
 @triton.jit
 def read(out, x, count, BLOCK: tl.constexpr):
-    """Add up a block of whole numbers: as little beside reading as can be."""
+    """Add up a block of whole numbers: as little more than reading as can be."""
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     place = tl.arange(0, BLOCK)
     tl.store(out + tl.program_id(0), tl.sum(tl.load(x + begin + place, mask=place < count - begin, other=0), 0))
@@ -79,3 +88,45 @@ def metadata(
         tl.store(cu_seqlens, 0)
     if request == tl.num_programs(0) - 1:
         tl.store(total, end)
+
+
+# --- their calls on a set of inputs, with so many elements a program
+
+
+def gathering(inputs: Any, block: int) -> Run:
+    dim = inputs.out.shape[1]
+    kernel = gather[len(inputs.ids), -(-dim // block)]
+    tensors = (inputs.out, inputs.weights, inputs.ids)
+    numbers = (dim, inputs.weights.stride(0), inputs.start, inputs.length)
+    masked = inputs.vocab_range is not None
+    return partial(kernel, *tensors, *numbers, BLOCK=block, MASKED=masked, num_warps=_warps(block))
+
+
+def scattering(inputs: Any, block: int) -> Run:
+    dim = inputs.k.shape[1]
+    kernel = scatter[len(inputs.slots), -(-dim // block)]
+    tensors = (inputs.k_cache, inputs.v_cache, inputs.slots, inputs.k, inputs.v)
+    numbers = (dim, 1 / inputs.k_scale, 1 / inputs.v_scale)
+    options = {"BLOCK": block, "QUANTISES": inputs.quantises, "LIMIT": inputs.limit, "num_warps": _warps(block)}
+    return partial(kernel, *tensors, *numbers, **options)
+
+
+def deriving(inputs: Any, block: int) -> Run:
+    ends = inputs.outputs[2][1:]
+    tensors = (*inputs.outputs, inputs.extend_lens, inputs.seq_lens)
+    return in_turn(
+        partial(torch.cumsum, inputs.extend_lens, 0, dtype=torch.int32, out=ends),
+        partial(metadata[len(ends),], *tensors, inputs.topk, BLOCK=block),
+    )
+
+
+def reading(inputs: Any) -> Run:
+    """Return the floor that reads the source of a set, and writes next to nothing."""
+    source = inputs.source[: len(inputs.source) // 4 * 4].view(torch.int32)
+    programs = -(-len(source) // READ_BLOCK)
+    out = source.new_empty(programs)
+    return partial(read[programs,], out, source, len(source), BLOCK=READ_BLOCK, num_warps=8)
+
+
+def _warps(block: int) -> int:
+    return max(1, min(8, block // 256))

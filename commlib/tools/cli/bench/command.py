@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from commlib.tools.cli.ranks import started
 from commlib.tools.report import files, nsight
 from commlib.tools.report.chart import check_name
 
+FIRST_PAGE, WHOLE = "Options", "whole"
+LARGEST_TEXT = "Largest.  [default: 64M; 8M without OP or below 10 s]"
 # What may stand in place of the first OP: name → (module:command, help).
 SUBCOMMANDS = {
     "compare": (
@@ -49,100 +50,87 @@ class _Bench(LazyGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as a command does, after taking a copy."""
-        ctx.meta["words"] = argv = list(args)
-        try:
-            return click.Command.parse_args(self, ctx, args)
-        except click.NoSuchOption as error:
-            from commlib.tools.cli.bench.foreign import remedy
-
-            if text := remedy(error.option_name, argv):
-                raise click.UsageError(text, ctx) from None
-            raise
+        ctx.meta["words"] = list(args)
+        return click.Command.parse_args(self, ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         return click.Command.invoke(self, ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_groups(self, ctx, formatter)
-        self.format_commands(ctx, formatter)
+        """Write one screen, or with --help-all every option and command."""
+        whole = ctx.meta.get(WHOLE, False)
+        write_groups(self, ctx, formatter, () if whole else (FIRST_PAGE,))
+        if whole:
+            self.format_commands(ctx, formatter)
+        else:
+            formatter.write_text(f"In place of OP: {', '.join(self.table)}.")
 
 
-what, long, others, output = map(
-    grouped_options, ("What to measure", "How long, and on which ranks", "Next to whom", "Output")
+def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[WHOLE] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+first, what, long, others, output = map(
+    grouped_options, (FIRST_PAGE, "What to measure", "How long, and on which ranks", "Next to whom", "Output")
 )
 BACKENDS, BINDS = click.Choice(["auto", "nccl", "shm", "torch"]), click.Choice(["auto", "core", "none"])
-FORMS, FACTOR = click.Choice(["both", "in", "out"]), Finite(1, min_open=True)
+PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=True), click.Choice(BenchView.forms)
 
 
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
 @click.argument("ops", nargs=-1, metavar="[OP]...")
-@what("-b", "--min-bytes", metavar="SIZE", callback=read_bytes, help="Smallest.  [default: 8]")
-@what(
-    "-e",
-    "--max-bytes",
-    metavar="SIZE",
-    callback=read_bytes,
-    help="Largest.  [default: 64M; 8M without OP or below 10 s]",
-)
-@what("-f", "--factor", metavar="F", type=FACTOR, help="From size to size.  [default: 8, 32 without OP]")
-@what("--sizes", metavar="A,B", help="In place of these: 64K,16x7168 (rows x hidden).")
-@what("-d", "--dtype", metavar="A,B", default="float32", help="Element types, or all.")
-@what("--redop", metavar="A,B", default="sum", help="Reductions, or all.")
+@first("-n", "--ranks", metavar="N", type=click.IntRange(1), help="Start N ranks; else join the launcher's.")
+@first("-b", "--min-bytes", metavar="SIZE", callback=read_bytes, help="Smallest size.  [default: 8]")
+@first("-e", "--max-bytes", metavar="SIZE", callback=read_bytes, help=LARGEST_TEXT)
+@first("-f", "--factor", metavar="F", type=FACTOR, help="From size to size.  [default: 8, 32 without OP]")
+@first("--sizes", metavar="A,B", help="In place of these: 64K,16x7168 (rows x hidden).")
+@first("-d", "--dtype", metavar="A,B", default="float32", help="Element types, or all.")
+@first("--redop", metavar="A,B", default="sum", help="Reductions, or all.")
+@first("--peers", metavar="A,B", default="auto", help=f"{', '.join(PEERS)}, or none.")
+@first("--graph", is_flag=True, help="Replays of CUDA graphs, not eager calls.")
+@first("--phases", is_flag=True, help="Where the time of one call goes, on each rank.")
+@first("--time", "seconds", metavar="TIME", type=Seconds(), default="1m", help="To measure for: 5, 5s, 2m.")
+@first("-o", "--output", metavar="FILE", type=FILE, help="Also write .json, .csv, .md or .html.")
+@first("--plot", metavar="FILE", type=FILE, help="Also draw the curves: .png or .svg.")
+@first("--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show every option.")
 @what("-r", "--root", metavar="R", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
 @what("--algorithms", metavar="A,B", default="all", help="Ours: names, auto (the plan's), all.")
-@what("--params", multiple=True, metavar="NAME=A,B", help="Ours also with all combinations of these.")
-@what("--in-place", "places", metavar="FORM", type=FORMS, default="both", help="in, out or both.")
-@what("--phases", is_flag=True, help="Where the time of one call goes, on each rank.  [64K; --time 5]")
+@what("--in-place", "places", metavar="FORM", type=PLACES, default="both", help="in, out or both.")
 @what("--symmetric", is_flag=True, help="With --phases: tensors in symmetric memory.")
-@what("--graph", is_flag=True, help="Replays of CUDA graphs, not eager calls.")
-@what("--window", metavar="W", type=click.IntRange(1), help="Of send_recv: messages in flight.")
-@what("--pairs", is_flag=True, help="Of send_recv: lower half of the ranks to upper.")
-@what("--overlap", is_flag=True, help="Asynchronous calls: what computing hides of them.")
-@long("-n", "--ranks", metavar="N", type=click.IntRange(1), help="Start N ranks; else join the launcher's.")
 @long("--backend", metavar="NAME", type=BACKENDS, default="auto", help="Of ours: nccl, shm or torch.")
 @long("--bind", metavar="HOW", type=BINDS, default="auto", help="Of ranks to cores: core or none.")
 @long("--plan", metavar="FILE", type=EXISTING, help="In place of the plan in force.")
-@long("--time", "seconds", metavar="TIME", type=Seconds(), default="1m", help="To measure for: 5, 5s, 2m.")
 @long("--iters", metavar="K", type=click.IntRange(1), help="Calls of a block.  [default: as fill 200 us]")
 @long("-w", "--warmup", metavar="K", type=click.IntRange(0), default=3, help="Untimed calls before.")
 @long("--check/--no-check", default=True, help="Compare every value; also -c 0.")
 @long("-c", "checks", metavar="K", type=click.IntRange(0), hidden=True, help="0 is --no-check, as in nccl-tests.")
-@long("--seed", metavar="S", default=0, help="Of block order and intervals.")
 @long("--ncu", "tool", flag_value="ncu", help=nsight.HELP["ncu"])
 @long("--nsys", "tool", flag_value="nsys", help=nsight.HELP["nsys"])
-@others("--peers", metavar="A,B", default="auto", help=f"{', '.join(PEERS)}, or none.")
 @others("--peer", metavar="FILE", type=EXISTING, multiple=True, help="Python file whose make() returns one more.")
 @others("--baseline", metavar="ROW", help="That speed-ups are over, or best.  [default: first peer]")
-@output("-o", "--output", metavar="FILE", type=FILE, help="Also write .json, .csv, .md, .osu or .html.")
 @output("--json", "form", flag_value="json", help="Print the document, not the table.")
-@output("--format", "form", metavar="FORM", type=click.Choice(BenchView.forms), help=f"{', '.join(BenchView.forms)}.")
-@output("--plot", metavar="FILE", type=FILE, help="Also draw the curves: .png or .svg.")
-@output("--trace", metavar="FILE", type=FILE, help="With --phases: also some calls, for Perfetto.")
-@output("--full", is_flag=True, help="Without OP: every row, not a page.")
-@output("--percentiles", is_flag=True, help="Also the fastest block and the 99th percentile.")
+@output("--format", "form", metavar="FORM", type=FORMS, help=f"{', '.join(BenchView.forms)}.")
 @output("--once", is_flag=True, hidden=True, help="Make one call: what --ncu looks at.")
 @click.pass_context
 def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
-    """Time collectives: each of their algorithms, next to other libraries.
-
-    Without OP, all of them at a few sizes. Columns and bus factors are those of nccl-tests; * marks the plan's choice.
-    Sizes may end in K, M, G.
-    """
+    """Time collectives next to other libraries; without OP, all of them."""
     from commlib.tools.bench import once
-    from commlib.tools.bench.job import buffer_bytes
     from commlib.tools.cli.bench.read import read_job
 
     ops = ops or ("all_reduce",) if options["phases"] else ops
     if ranks is not None and sys.stderr.isatty():
         click.echo(f"commlib: starting {counted(ranks, 'rank')}", err=True)  # loading torch takes seconds
     job = read_job(ops, ranks, options)
-    if options["phases"] or options["symmetric"] or options["trace"]:
+    if options["phases"] or options["symmetric"]:
         from commlib.tools.cli.bench import phases
 
         job = phases.one_call(ctx, job, options)
     if options["tool"]:
         ctx.exit(nsight.run(once.command(options["tool"], job, ranks, ctx.meta["words"])))
-    code = started(ctx, ranks, bind, partial(buffer_bytes, job))
+    code = started(ctx, ranks, bind, job.buffer_bytes)
     if code is not None:
         ctx.exit(code)
     if options["once"]:
@@ -150,7 +138,7 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     from commlib.tools.bench.measure import main
     from commlib.tools.report.run import Output
 
-    form = options["form"] or ("table" if ops or options["full"] or options["phases"] else "page")
+    form = options["form"] or ("table" if ops else "page")
     output = Output(BenchView, form, options["output"], options["plot"])
     command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
     ctx.exit(phases.main(job, output, options, command) if options["phases"] else main(job, output, command))

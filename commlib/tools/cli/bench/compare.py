@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from statistics import geometric_mean, median
+from typing import Any
 
 import click
 
@@ -20,7 +19,6 @@ from commlib.tools.report.table import Column
 from commlib.tools.report.view import View
 
 KEYS = ("op", "size", "type", "redop", "root", "algorithm", "placement", "in_place", "mode")
-SIDES = (("ours", True), ("others", False))
 NOT_JUDGED = "not judged"
 ALWAYS = ("worse", "better", "same")  # named also where there are none
 VERDICTS = (*ALWAYS, NOT_JUDGED, "wrong")
@@ -40,7 +38,7 @@ SAME = (
     (
         "runs differ: {}: times are not comparable",
         "config",
-        ("ranks", "backend", "mode", "cores_per_rank", "check", "window", "pairs", "overlap"),
+        ("ranks", "backend", "mode", "cores_per_rank", "check"),
     ),
     (
         "software differs: {}",
@@ -48,7 +46,6 @@ SAME = (
         ("kernel", "python", "torch", "commlib", "settings", "driver", "nccl", "cuda"),
     ),
 )
-DEFAULT = "5%"
 TIME = 8  # characters
 JSON = (*KEYS, "a_us", "b_us", "ratio", "drift", "verdict")
 Document = dict[str, Any]
@@ -56,20 +53,18 @@ Document = dict[str, Any]
 
 def _percent(ctx: click.Context, param: click.Parameter, value: str) -> float:
     try:
-        percent = float(value.removesuffix("%"))
+        share = float(value.removesuffix("%")) / 100
     except ValueError:
-        percent = -1.0
-    if not 0 <= percent < float("inf"):
-        raise click.BadParameter(f"{value!r} is not a percentage; write 5% or 2.5%", ctx, param)
-    if 0 < percent < 1 and not value.endswith("%"):
-        raise click.BadParameter(f"{value!r} may be a share; write {percent * 100:g}% or {percent:g}%", ctx, param)
-    return percent / 100
+        share = -1.0
+    if not 0 <= share < float("inf") or (0 < share < 0.01 and not value.endswith("%")):  # 0.05 may be a share
+        raise click.BadParameter(f"{value!r} is no percentage, or may be a share; write 5% or 0.5%", ctx, param)
+    return share
 
 
 @click.command()
 @click.argument("before", metavar="A", type=click.Path(path_type=Path))
 @click.argument("after", metavar="B", type=click.Path(path_type=Path))
-@click.option("--threshold", default=DEFAULT, callback=_percent, help="Smaller differences do not count: 5 or 5%.")
+@click.option("--threshold", default="5%", callback=_percent, help="Smaller differences do not count: 5 or 5%.")
 @click.option("--format", "form", type=click.Choice(["table", "md", "json"]), default="table")
 @click.option("--json", "form", flag_value="json", help="Print the document of the comparison.")
 @click.option("--all", "every", is_flag=True, help="List every row, not only what differs.")
@@ -86,11 +81,6 @@ def compare(ctx: click.Context, before: Path, after: Path, threshold: float, for
     ctx.exit(int(comparison["regressions"] > 0))
 
 
-def _verdict(row: Row) -> str:
-    texts = {"wrong": f"{row['wrong']} wrong", "same": ""}
-    return texts.get(row["verdict"], str(row["verdict"]))
-
-
 class Comparison(View):
     forms = ("table", "md", "json")
 
@@ -103,7 +93,7 @@ class Comparison(View):
             Column("B", lambda row: fitted(row["b_us"], TIME), TIME, "(us)", spare=1),
             Column("B/A", lambda row: fitted(row["ratio"], 6), 6),
             Column("peers", lambda row: fitted(row["drift"], 6), 6, "by", spare=3),
-            Column("", _verdict, 10, left=True),
+            Column("", lambda row: f"{row['wrong'] or ''} {row['verdict']}".strip(), 10, left=True),
         ]
 
     def title(self, rows: Sequence[Row]) -> str:
@@ -116,26 +106,14 @@ class Comparison(View):
 
     def closing(self) -> list[str]:
         lines = [f"rows by a threshold of {self.document['threshold'] * 100:.3g} %; B/A is the geometric mean"]
-        lines += [_summary_text(name, part) for name, part in self.document["summary"].items()]
-        lines += self.document["notes"]
-        for side, rows in self.document["only_in"].items():
-            counts = Counter(f"{row['op']} {row['algorithm']}" for row in rows)
-            if counts:
-                lines += [f"only in {side.upper()}: " + ", ".join(f"{name} ({n})" for name, n in counts.items())]
-        return ["#", *(f"# {line}" for line in lines)]
+        for name, part in self.document["summary"].items():
+            shown = [f"{count} {verdict}" for verdict, count in part["verdicts"].items() if count or verdict in ALWAYS]
+            lines.append(f"{name}: {part['rows']} in both, B/A {part['mean_ratio']:.3f}: {', '.join(shown)}")
+        return ["#", *(f"# {line}" for line in (*lines, *self.document["notes"]))]
 
     def json(self) -> str:
         rows = [{**row, "ratio": round(row["ratio"], 4)} for row in self.rows()]
         return json_text({**self.document, "rows": [{key: row[key] for key in JSON} for row in rows]})
-
-
-def _summary_text(name: str, part: dict[str, Any]) -> str:
-    shown = [f"{count} {verdict}" for verdict, count in part["verdicts"].items() if count or verdict in ALWAYS]
-    beyond = f" ({part['within_spread']} beyond the threshold, but within their spread)" * bool(part["within_spread"])
-    return f"{name}: {part['rows']} in both, B/A {part['mean_ratio']:.3f}: {', '.join(shown)}{beyond}"
-
-
-# --- what differs
 
 
 def difference(before: tuple[str, Document], after: tuple[str, Document], threshold: float) -> Document:
@@ -149,23 +127,21 @@ def difference(before: tuple[str, Document], after: tuple[str, Document], thresh
     if not pairs:
         sides = f"{name_a} ({_content(a)}) and {name_b} ({_content(b)})"
         raise ValueError(f"{sides} share no row: measure the same in both")
-    moves = [_move(*pair) for pair in pairs if not pair[1]["ours"]]
-    rows = [_judged(*pair, _drift(moves, pair[1]), threshold) for pair in pairs]
+    peers = [pair for pair in pairs if not pair[1]["ours"]]
+    rows = [_judged(*pair, _drift(peers, pair[1]), threshold) for pair in pairs]
     drifts = [row["drift"] for row in rows if row["verdict"] == NOT_JUDGED]
-    of_side = {name: [row for row in rows if row["ours"] == ours] for name, ours in SIDES}
-    only = {"a": [key for key in rows_a if key not in rows_b], "b": [key for key in rows_b if key not in rows_a]}
+    sides_of = {"ours": [row for row in rows if row["ours"]], "others": [row for row in rows if not row["ours"]]}
     return {
         "schema": "commlib.bench.compare",
         "version": 1,
         "files": {"a": name_a, "b": name_b},
         "threshold": threshold,
-        "warnings": [*_warnings(a, b), *([] if moves else [NO_PEERS])],
+        "warnings": [*_warnings(a, b), *([] if peers else [NO_PEERS])],
         "rows": rows,
-        "only_in": {side: [dict(zip(KEYS, key, strict=True)) for key in of] for side, of in only.items()},
         # What other libraries do is none of our failures.
         "regressions": sum(row["ours"] and row["verdict"] in ("wrong", "worse") for row in rows),
-        "summary": {name: _summary(of) for name, of in of_side.items() if of},
-        "notes": [MOVED.format(min(drifts), max(drifts))] if drifts else [],
+        "summary": {name: _summary(of) for name, of in sides_of.items() if of},
+        "notes": [*([MOVED.format(min(drifts), max(drifts))] if drifts else []), *_only(rows_a, rows_b)],
     }
 
 
@@ -173,55 +149,51 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[key] for key in KEYS)
 
 
-class _Move(NamedTuple):
-    call: tuple[Any, ...]
-    factor: float
-    steady: bool
+def _only(rows_a: dict[Any, Row], rows_b: dict[Any, Row]) -> Iterator[str]:
+    for side, rows, others in (("A", rows_a, rows_b), ("B", rows_b, rows_a)):
+        counts = Counter(f"{row['op']} {row['algorithm']}" for key, row in rows.items() if key not in others)
+        if counts:
+            yield f"only in {side}: " + ", ".join(f"{name} ({count})" for name, count in counts.items())
 
 
-def _move(before: Row, after: Row) -> _Move:
-    """Return how far a peer's row moved, up or down alike."""
-    ratio = median_us(after) / median_us(before)
-    return _Move(_call(after), max(ratio, 1 / ratio), steady(before) and steady(after))
+def _drift(peers: Sequence[tuple[Row, Row]], row: Row) -> float | None:
+    """Return the factor that half of the peers' rows moved by, up or down: of the call or of the file, the larger.
+
+    Rows whose blocks do not agree move by themselves; they count where there are no others.
+    """
+    of_call = [pair for pair in peers if _call(pair[1]) == _call(row)]
+    scopes = [[pair for pair in of if all(map(steady, pair))] or of for of in (of_call, peers) if of]
+    return max((median(map(_factor, of)) for of in scopes), default=None)
+
+
+def _factor(pair: tuple[Row, Row]) -> float:
+    ratio = median_us(pair[1]) / median_us(pair[0])
+    return max(ratio, 1 / ratio)
 
 
 def _call(row: Row) -> tuple[Any, ...]:
     return series_of(row), row["size"], row["root"]
 
 
-def _drift(moves: Sequence[_Move], row: Row) -> float | None:
-    """Return the factor that half of the peers' rows moved by: of the call or of the file, the larger.
-
-    Rows whose blocks do not agree move by themselves; they count where there are no others.
-    """
-    of_call = [move for move in moves if move.call == _call(row)]
-    scopes = [[move for move in of if move.steady] or of for of in (of_call, moves) if of]
-    return max((median(move.factor for move in of) for of in scopes), default=None)
-
-
 def _judged(before: Row, after: Row, drift: float | None, threshold: float) -> Row:
     """Return a row of both runs; `changed`: beyond the threshold, and most blocks of one beyond those of the other."""
     ratio, a, b = median_us(after) / median_us(before), before["time_us"], after["time_us"]
     margin = 1 + threshold * BLIND if drift is None else (1 + threshold) * (drift if after["ours"] else 1)
-    beyond, low = not 1 / margin <= ratio <= margin, "p0" if drift is None else "p10"
-    changed = beyond and (b[low] > a["p90"] or a[low] > b["p90"])
+    low = "p0" if drift is None else "p10"
+    changed = not 1 / margin <= ratio <= margin and (b[low] > a["p90"] or a[low] > b["p90"])
     verdict = ("worse" if ratio > 1 else "better") if changed else "same"
     if after["ours"] and drift is not None and drift > 1 + threshold and max(ratio, 1 / ratio) <= drift**FAR:
         verdict = NOT_JUDGED
     if (after["wrong"] or 0) > (before["wrong"] or 0):
         verdict = "wrong"
     figures = {"a_us": median_us(before), "b_us": median_us(after), "ratio": ratio, "drift": drift}
-    return {**after, **figures, "verdict": verdict, "changed": changed, "within_spread": beyond and not changed}
+    return {**after, **figures, "verdict": verdict, "changed": changed}
 
 
 def _summary(rows: Sequence[Row]) -> dict[str, Any]:
     verdicts = [row["verdict"] for row in rows]
-    return {
-        "rows": len(rows),
-        "verdicts": {verdict: verdicts.count(verdict) for verdict in VERDICTS},
-        "within_spread": sum(row["within_spread"] for row in rows),
-        "mean_ratio": math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows)),
-    }
+    counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
+    return {"rows": len(rows), "verdicts": counts, "mean_ratio": geometric_mean(row["ratio"] for row in rows)}
 
 
 def _content(document: Document) -> str:

@@ -1,67 +1,40 @@
-"""Options of nccl-tests and of OSU's benchmarks that `commlib bench` has not: what to type here instead."""
+"""Options that `commlib bench` has not: of nccl-tests and of OSU's benchmarks, and removed ones; what to type here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from commlib import env
-from commlib.redops import REDOPS
 
-# Those that mean the same here (-b -e -f -d -r -w -c) are options of ours; {} is the value that was given.
+# By names; those of theirs that mean the same here (-b -e -f -d -r -w -c) are options of ours.
 OPTIONS = {
-    ("-g", "--ngpus"): "commlib bench takes one rank for each GPU: -n {}",
-    ("-t", "--nthreads"): "commlib bench takes one process for each rank, no threads: -n {}",
-    ("--minbytes",): "the smallest size is -b {}",
-    ("--maxbytes",): "the largest size is -e {}",
-    ("-i", "--stepbytes"): "sizes grow by a factor (-f 2) or are named (--sizes 1M,2M,3M); iterations are --iters {}",
-    ("--stepfactor",): "the factor from size to size is -f {}",
-    ("--warmup_iters", "-x"): "iterations before the clock are -w {}",
+    ("-g", "--ngpus"): "a rank for each GPU: -n 8",
+    ("-t", "--nthreads"): "a process for each rank, no threads: -n 8",
+    ("--minbytes",): "the smallest size is -b 8",
+    ("--maxbytes",): "the largest size is -e 64M",
+    ("-i", "--stepbytes"): "sizes grow by a factor (-f 2) or are named (--sizes 1M,2M,3M); iterations are --iters 100",
+    ("--stepfactor",): "the factor from size to size is -f 2",
+    ("--warmup_iters", "-x"): "iterations before the clock are -w 5",
     ("-m", "--agg_iters"): "calls are not aggregated, each has its own place in line; sizes are -b 8 -e 1M",
-    ("-N", "--run_cycles"): "say how long to measure for: --time 60",
-    ("-p", "--parallel_init"): "ranks always start side by side; leave it out",
-    ("-z", "--blocking"): "calls follow each other without a wait in between, as with -z 0; leave it out",
-    ("--op",): "the reduction is --redop {}",
-    ("--datatype",): "the element type is -d {}",
-    ("-y", "--stream_null"): "calls run on torch's current stream; leave it out",
+    ("-N", "--run_cycles"): "for how long to measure is --time 60",
+    ("--op",): "the reduction is --redop sum",
+    ("--datatype",): "the element type is -d bf16",
     ("-T", "--timeout"): f"the deadline of a wait is the variable {env.TIMEOUT_S.name}",
     ("-G", "--cudagraph"): "replays of CUDA graphs are timed with --graph",
     ("-C", "--report_cputime"): "on GPUs the column `host` has what a call takes the host; leave it out",
     ("-a", "--average"): "a time is always the slowest rank's, as with -a 3; leave it out",
-    (
-        "-R",
-        "--local_register",
-    ): "plain tensors and symmetric ones have rows of their own, as with -R 0 and -R 2; leave it out",
-    ("-J", "-F", "--output_file"): "results are written with -o {}",
-    ("-M", "--memory_report", "-S", "--report_timestamps"): "the JSON has what is known of the run: -o results.json",
+    ("-R", "--local_register"): "plain and symmetric tensors have rows of their own (-R 0, -R 2); leave it out",
+    ("-J", "-F", "--output_file"): "results are written with -o results.json",
+    ("-M", "-S", "--memory_report"): "the JSON has what is known of the run: -o results.json",
     ("-D", "--device_implementation"): "kernels are named: --algorithms lsa_oneshot",
-    ("-V", "--device_cta_count"): "blocks of a kernel are --params blocks={}",
-    ("-W", "--window-size"): "messages in flight are --window {}",
+    (
+        "-V",
+        "--device_cta_count",
+        "--params",
+    ): "parameters stand in a plan (--plan FILE); `commlib tune` tries several",
+    ("-p", "-y", "-z", "--blocking"): "ranks start side by side, calls follow each other on torch's current stream",
+    ("-W", "--window", "--window-size", "--pairs"): "a message is sent when the one before has arrived; for windows of "
+    "messages run osu_bw",
+    ("--overlap",): "benchmarks/beside.py of a checkout times calls next to matrix products",
+    ("--percentiles",): "the JSON has p0, p10, p50, p90 and p100 of each row: -o results.json",
+    ("--full",): "every row is printed with --format table",
+    ("--seed",): "every run has the same order of blocks",
 }
-VALUES = {"-n": "2", "-d": "bf16", "--redop": "sum", "-o": "results.json", "--iters": "100", "-w": "5", "-f": "2"}
-
-
-def remedy(option: str, argv: Sequence[str]) -> str | None:
-    """Say what to type here for an option of theirs among the words of a command line; None for nobody's."""
-    ours = next((text for names, text in OPTIONS.items() if option in names), None)
-    if ours is None:
-        return None
-    before = ours.rpartition("{}")[0].split()
-    example = VALUES.get(before[-1] if before else "", "64")
-    return f"{option} is no option here: {ours.format(_value(option, argv) or example)}"
-
-
-def _value(option: str, argv: Sequence[str]) -> str | None:
-    """Return what was given with an option: behind it, after an equals sign, or right after its letter."""
-    for at, word in enumerate(argv):
-        if word == option:
-            following = argv[at + 1] if at + 1 < len(argv) else "-"
-            return None if following.startswith("-") else following
-        if word.startswith(option):
-            return word[len(option) :].lstrip("=") or None
-    return None
-
-
-def check_output(name: str) -> None:
-    """Refuse what nccl-tests' -o takes: a reduction."""
-    if name in (*REDOPS, "all"):
-        raise ValueError(f"-o is the file to write here; the reduction is --redop {name}")

@@ -13,8 +13,6 @@ from commlib.collectives import COLLECTIVES
 from commlib.tools.bench.job import Job, joined
 from commlib.tools.bench.phases import Phases
 from commlib.tools.bench.phases_report import PhasesReport, PhasesView
-from commlib.tools.debug.trace import trace_text
-from commlib.tools.report import files
 from commlib.tools.report.run import Output, until_it_ends
 from commlib.tools.timing import Protocol
 
@@ -28,14 +26,12 @@ SIZE, SECONDS = 64 << 10, 5.0  # where they are not named
 def one_call(ctx: click.Context, job: Job, options: dict[str, Any]) -> Job:
     """Return the job with the one call that is looked at, or raise what is wrong with it."""
     if not options["phases"]:
-        raise click.UsageError("--symmetric and --trace are of --phases; add it, or leave them out")
-    if job.window or job.overlap:
-        raise click.UsageError("--phases looks at one call at a time; leave --window, --pairs and --overlap out")
+        raise click.UsageError("--symmetric is of --phases; add it, or leave it out")
+    if options["plot"]:
+        raise click.UsageError("--phases draws nothing; leave --plot out")
     suffix = options["output"].suffix[1:] if options["output"] else ""
     if unknown := {options["form"] or "table", suffix or "json"} - set(PhasesView.forms):
         raise click.UsageError(f"--phases has no {', '.join(unknown)}; there are {', '.join(PhasesView.forms)}")
-    if (trace := options["trace"]) is not None and (why := files.unwritable(trace)):
-        raise click.UsageError(f"--trace {trace}: {why}")
     named = {name for name in ctx.params if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
     sizes = job.sizes if named & {"sizes", "min_bytes", "max_bytes"} else (SIZE,)
     algorithms = (AUTO,) if job.algorithms == ("all",) else job.algorithms
@@ -65,8 +61,6 @@ def main(job: Job, output: Output, options: dict[str, Any], command: str) -> int
         output.speaks = comm.rank == 0
         report = PhasesReport(Phases(comm, job, symmetric), command)
         code = until_it_ends(partial(_measure, comm, report, output), output.finish)
-        if not code and options["trace"] is not None and comm.rank == 0:
-            files.write(options["trace"], trace_text(report.events))
     return code or int(report.failed)
 
 

@@ -14,11 +14,9 @@ from typing import Any, Literal
 
 import click
 
-from commlib.tools.cli.doctor import Check, Finding, broken, main_job
-from commlib.tools.cli.doctor.checks import GROUPS
+from commlib.tools.cli.doctor.checks import GROUPS, Check, Finding, broken, main_job
 from commlib.tools.cli.options import Result, result_options
 from commlib.tools.report.document import Kind
-from commlib.tools.report.progress import Progress
 from commlib.version import __version__
 
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "red"}
@@ -55,16 +53,10 @@ def doctor(ctx: click.Context, /, **where: Any) -> None:
     selects another backend.
     """
     job, columns, result, findings = main_job(), get_terminal_size().columns, Result(**where), list[Finding]()
-    checks = sum(map(len, GROUPS.values()))
-    progress = Progress(checks, columns)
-    progress.show(0, "checking")
     for finding in run_all(job):
         findings.append(finding)
-        progress.clear()
         text = "\n".join(finding.lines(columns))
         result.say(text.replace(finding.state, click.style(finding.state, fg=COLOURS[finding.state]), 1))
-        progress.show(min(len(findings), checks), "checking")
-    progress.clear()
     bad = [finding.topic for finding in findings if finding.needed and finding.state in ("missing", "broken")]
     rows = [asdict(finding) for finding in findings]
     head = {"schema": KIND.name, "version": KIND.version, "commlib": __version__, "job": job, "runs": not bad}

@@ -1,16 +1,31 @@
-"""`commlib report`: measure everything once, keep each document, and write pages that people read."""
+"""`commlib report`: run commands one after the other, keep each document in a folder, and write pages of them."""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from commlib.tools.cli.options import read_names
-from commlib.tools.cli.report.run import STATE, Folder, measure
 from commlib.tools.cli.report.steps import STEPS, Settings
+from commlib.tools.report.files import write
+from commlib.tools.report.run import first_signal_interrupts
 
+STATE = "report.json"  # the settings of a folder
+COLOURS = {"done": "green", "failed": "red", "interrupted": "yellow"}
+LIMIT_S = {"quick": 600.0, "usual": 1200.0, "all": 3600.0}  # of one step: then it hangs
+STOP_S = 20.0  # after Ctrl-C a step writes what it has
 INTERRUPTED = 130
 
 
@@ -26,40 +41,39 @@ INTERRUPTED = 130
     help="Folder to write; what it has stays, and the run goes on from there.",
 )
 @click.option("--only", metavar="A,B", help=f"Measure only these steps: {', '.join(STEPS)}.")
-@click.option("--skip", metavar="A,B", help="Leave these steps out.")
-@click.option("--show", is_flag=True, help="Measure nothing; write the pages again from what the folder has.")
 @click.pass_context
-def report(ctx: click.Context, /, output: Path, show: bool, **asked: Any) -> None:
+def report(ctx: click.Context, /, output: Path, only: str | None, **asked: Any) -> None:
     """Measure this machine from end to end, and write report.html and a Markdown file for each step.
 
     Each step is a command of commlib, whose JSON document stays in the folder. Ctrl-C keeps what is done, and the same
     command goes on from there. A step that fails does not stop the others: the report names it, and the exit code is 1.
     """
     from commlib.tools.cli.report.pages import write_pages
+    from commlib.tools.report.page import BAD
 
-    wanted = STEPS if asked["only"] is None else read_names(asked["only"], STEPS, "step")
-    left_out = () if asked["skip"] is None else read_names(asked["skip"], STEPS, "step")
-    folder = Folder(output) if show else _opened(output, asked["scope"], asked["ranks"])
-    todo = [name for name in STEPS if name in wanted and name not in left_out and not folder.has(name)]
-    interrupted = measure(folder, [] if show else todo)
-    for _, text in write_pages(folder).text:
-        click.echo(text)
-    click.echo(f"report: {output / 'report.html'}")
+    wanted = STEPS if only is None else read_names(only, STEPS, "step")
+    settings = _settings(output, **asked)
+    interrupted = measure(output, settings, [name for name in STEPS if name in wanted and not is_done(output, name)])
+    texts = write_pages(output, settings)
+    click.echo("\n".join([*(text for _, text in texts), f"report: {output / 'report.html'}"]))
     if interrupted:
         click.echo(f"commlib: interrupted; `commlib report -o {output}` goes on", err=True)
         ctx.exit(INTERRUPTED)
-    ctx.exit(int(any(ended.code or not folder.has(name) for name, ended in folder.ended.items())))
+    ctx.exit(int(any(look == BAD for look, _ in texts)))
 
 
-def _opened(path: Path, scope: Any, ranks: int | None) -> Folder:
-    """Return the folder, new or as it was left; what is asked for must be what it has."""
+def _settings(path: Path, scope: str | None, ranks: int | None) -> Settings:
+    """Return what the folder was begun with, which must be what is asked for; begin a new one."""
     if (path / STATE).exists():
-        folder = Folder(path)
-        for what, asked, has in (("scope", scope, folder.settings.scope), ("ranks", ranks, folder.settings.ranks)):
+        try:
+            settings = Settings(**json.loads((path / STATE).read_text(encoding="utf-8")))
+        except (TypeError, ValueError):
+            raise click.UsageError(f"{path / STATE} is of another commlib; name a new folder") from None
+        for what, asked, has in (("scope", scope, settings.scope), ("ranks", ranks, settings.ranks)):
             if asked not in (None, has):
                 remedy = "leave the option out to go on, or name another folder"
                 raise click.UsageError(f"{path} has {what} {has}, and {asked} is asked for; {remedy}")
-        return folder
+        return settings
     if path.exists() and any(path.iterdir()):
         raise click.UsageError(f"{path} has files that are not of a report; name a new folder")
     import torch
@@ -69,4 +83,63 @@ def _opened(path: Path, scope: Any, ranks: int | None) -> Folder:
     path.mkdir(parents=True, exist_ok=True)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     ranks = ranks or max(gpus, 2)
-    return Folder(path, Settings(scope or "usual", ranks, backends.here(ranks) == "nccl"))
+    settings = Settings(scope or "usual", ranks, backends.here(ranks) == "nccl")
+    write(path / STATE, json.dumps(asdict(settings)))
+    return settings
+
+
+def is_done(folder: Path, name: str) -> bool:
+    """Whether a step has a whole document, NAME.json; NAME.log is what it wrote on stderr otherwise."""
+    try:
+        document = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(document.get("complete", True))
+
+
+def measure(folder: Path, settings: Settings, names: Sequence[str]) -> bool:
+    """Run these steps; return whether Ctrl-C ended it."""
+    for name in names:
+        click.echo(f"{name:<12} ", nl=False)
+        begun, log = time.monotonic(), folder / f"{name}.log"
+        arguments = [*STEPS[name].arguments(settings), "-o", str(folder / f"{name}.json")]
+        interrupted = run(arguments, log, LIMIT_S[settings.scope])
+        state = "done" if is_done(folder, name) else "interrupted" if interrupted else "failed"
+        if state != "failed":
+            log.unlink()
+        why = f": {why_failed(log)}" if state == "failed" else ""
+        click.echo(f"{click.style(state, fg=COLOURS[state])} in {time.monotonic() - begun:.0f} s{why}")
+        if interrupted:
+            return True
+    return False
+
+
+def run(arguments: Sequence[str], log: Path, limit_s: float) -> bool:
+    """Run a command of commlib, with what it writes on stderr in a file; return whether Ctrl-C ended it."""
+    command = [sys.executable, "-m", "commlib", *arguments]
+    with log.open("wb") as errors, first_signal_interrupts():
+        # A session of its own: Ctrl-C is passed on once, and what it started ends with it.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+        )
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            errors.write(f"\n{shlex.join(command[2:])} did not end within {limit_s:g} s\n".encode())
+        except KeyboardInterrupt:
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGINT)
+                process.wait(STOP_S)
+            return True
+        finally:
+            with suppress(ProcessLookupError):  # whatever is left of it, ranks included
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        if code < 0:
+            errors.write(f"\nended by {signal.Signals(-code).name}\n".encode())
+    return False
+
+
+def why_failed(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it wrote no document"
