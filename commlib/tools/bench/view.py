@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,12 @@ from commlib.tools.report.document import Row
 from commlib.tools.report.formats import csv_text
 from commlib.tools.report.table import Column, fold
 from commlib.tools.report.view import View
+
+PARTS = {"time_us": [field.name for field in fields(result.Times)], "speedup": ["over", "ratio", "low", "high"]}
+ROW = dict.fromkeys(field.name for kind in (result.Skipped, result.Measured) for field in fields(kind))
+# The places of what a row has: the same columns for every run.
+COLUMNS = [[f"{name}.{part}" for part in PARTS.get(name, ())] or [name] for name in [*ROW, "speedup"]]
+CSV = {place: place for of_name in COLUMNS for place in of_name}
 
 
 class BenchView(View):
@@ -38,7 +45,7 @@ class BenchView(View):
         return result.with_speedups(result.measured(rows), self.document["config"]["baseline"])
 
     def csv(self) -> str:
-        return csv_text(result.with_speedups(self.rows(), self.document["config"]["baseline"]))
+        return csv_text(result.with_speedups(self.rows(), self.document["config"]["baseline"]), CSV)
 
     def page(self) -> str:
         return "\n".join([*fold(self.opening(), self.width), *self.page_rest()])
