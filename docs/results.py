@@ -21,9 +21,9 @@ from commlib.tools.bench.result import (
     steady,
     title,
 )
+from commlib.tools.report.document import unpacked
 from commlib.tools.report.figures import fitted, ratio_text, size_text
 from commlib.tools.report.formats import flat, markdown_table
-from commlib.tools.report.packed import unpacked
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import grouped
 
