@@ -20,9 +20,10 @@ setup: ## make .venv and install commlib with its tools; nothing changed, nothin
 
 build: setup ## compile what changed of csrc/ into .venv: seconds for one file
 
-bench: setup ## time every collective of this machine next to torch, or NCCL
+bench: setup ## time every collective of this machine next to torch, and MPI or NCCL
 	@mkdir -p build/bench
-	$(bin)/commlib bench -n $(strip $(N)) -o build/bench/bench.json --plot build/bench/bench.png $(ARGS)
+	$(if $(wildcard $(bin)/mpiexec),$(bin)/mpiexec -n $(strip $(N)) $(bin)/commlib bench,$(bin)/commlib bench -n $(strip $(N))) \
+		-o build/bench/bench.json --plot build/bench/bench.png $(ARGS)
 
 test: setup ## run the tests of the gate, but for those of `make lint`: minutes
 	$(pytest) --ignore tests/test_layout.py --ignore tests/typed $(ARGS)
