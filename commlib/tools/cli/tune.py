@@ -39,7 +39,7 @@ def _names(what: str) -> Callable[..., tuple[Any, ...]]:
 @click.option("-b", "--min-bytes", "low", default="16", callback=read_bytes, help="Smallest size.")
 @click.option("-e", "--max-bytes", "high", callback=read_bytes, help="Largest size.  [default: 256M on GPUs, else 64M]")
 @click.option("-d", "--dtype", "dtypes", callback=_names("type"), help="Types; the first stands for those not listed.")
-@click.option("--mode", "modes", callback=_names("mode"), help="eager, graph or both.  [default: both on GPUs]")
+@click.option("--mode", "modes", callback=_names("mode"), help="eager, graph or all.  [default: all on GPUs]")
 @click.option("--algorithms", default="all", callback=_names("algorithm"), help="all, or names: a,b.")
 @click.option("--time", "seconds", type=Seconds(), help="Total: 90, 60s or 5m.  [default: 60s per operation]")
 @click.option("--margin", default=0.05, type=Finite(0, 1), help="Share of time a change must gain.")
