@@ -81,7 +81,6 @@ class KernelConfig:
     threads: int
     cases: int
     seconds: Positive
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,6 @@ class KernelReport(Report):
             threads=torch.get_num_threads() if settings.on_gpu else 1,
             cases=len(cases),
             seconds=seconds,
-            seed=settings.seed,
         )
 
     @property
@@ -135,9 +133,8 @@ class KernelReport(Report):
         bound_s = min((each.median_s for each in floors if each.timed), default=None)
         rows = []
         for candidate in candidates:
-            above = best if candidate is ours else candidate
-            versus = None if ours is None or above is None else self._versus(above, ours)
-            rows.append({**facts, **self._figures(case, sets, candidate, bound_s), "versus": versus})
+            figures = self._figures(case, sets, candidate, bound_s)
+            rows.append({**facts, **figures, "versus": _versus(best if candidate is ours else candidate, ours)})
         self.rows += rows
         return rows
 
@@ -162,12 +159,13 @@ class KernelReport(Report):
             "host_us": round(median(eager.issue_s) * 1e6, 4) if replays and eager and eager.issue_s else None,
         }
 
-    def _versus(self, above: Candidate, ours: Candidate) -> Row | None:
-        """Return how many times as long as ours another takes; of ours, the best of the peers."""
-        if above.timed is None or ours.timed is None:
-            return None
-        ratio = ratio_row(above.timed.times_s, ours.timed.times_s, self.config.seed)
-        return None if ratio is None else {"of": above.label, **ratio}
+
+def _versus(above: Candidate | None, ours: Candidate | None) -> Row | None:
+    """Return how many times as long as ours another takes; of ours, the best of the peers."""
+    if above is None or above.timed is None or ours is None or ours.timed is None:
+        return None
+    ratio = ratio_row(above.timed.times_s, ours.timed.times_s, seed=0)
+    return None if ratio is None else {"of": above.label, **ratio}
 
 
 # --- how they are shown: a line for each candidate, cases of one series below each other

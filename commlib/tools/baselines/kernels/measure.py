@@ -34,7 +34,6 @@ class Settings:
     """How everything is measured, and next to which files; the same for all cases of a run."""
 
     device: torch.device
-    seed: int = 0
     others: bool = True  # measure other libraries
     not_compiled: str = ""  # why torch.compile is left out
     files: Mapping[str, Any] = field(default_factory=dict)  # by name: candidates(kernel, case, inputs)
@@ -59,7 +58,7 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> tuple[int, 
         if settings.on_gpu:
             budget_s /= 2
             _replay(case, [candidate for candidate in ready if candidate.graph], len(sets), settings, budget_s)
-        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
+        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s)
         for candidate, result in _timed(case, ready, calls, settings):
             candidate.eager = result
             if not settings.on_gpu:
@@ -134,7 +133,6 @@ def _replay(case: Case, candidates: list[Candidate], sets: int, settings: Settin
         blocks=GRAPH_BLOCKS,
         budget_s=budget_s,
         iterations=-(-calls // sets) * sets,
-        seed=settings.seed,
         graph=True,
         lead_in=_flush(case, sets, settings.device),
     )

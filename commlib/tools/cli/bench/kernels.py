@@ -61,7 +61,6 @@ def _rows(name: str) -> list[click.Parameter]:
 
 
 WRITTEN: list[click.Parameter] = [
-    click.Option(["--seed"], default=0, show_default=True, help="Seed of block order and intervals."),
     click.Option(["-o", "--output"], type=FILE, help="Also write to FILE: JSON, or .csv, .md by its suffix."),
     click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of the table."),
 ]

@@ -29,7 +29,7 @@ def main(name: str, options: Options, command: str) -> int:
     cases = read_cases(name, device.type, options)
     files = {path.stem: python_file(path, "candidates").candidates for path in options.get("peer", ())}
     others = options.get("compare") is not False or options["phase"] == "prefill"
-    settings = Settings(device, options["seed"], others, _not_compiled(device.type, options.get("compile_")), files)
+    settings = Settings(device, others, _not_compiled(device.type, options.get("compile_")), files)
     report = KernelReport(cases, settings, options["seconds"], command)
     output = Output(KernelView, "json" if options["as_json"] else "table", options["output"])
     if settings.on_gpu:
