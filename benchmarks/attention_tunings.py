@@ -1,6 +1,6 @@
 """Our attention kernel with other constants, for `commlib bench attention --peer`: which ones are the fastest here.
 
-commlib bench attention -b 64 -l 4096 --peer benchmarks/attention_tunings.py
+commlib bench attention --batch 64 --length 4096 --peer benchmarks/attention_tunings.py
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def no_gpu(monkeypatch):
 
 @pytest.mark.parametrize("words", [("index",), ("store", "--fp8"), ("metadata",)], ids=" ".join)
 def test_every_kernel_is_measured_beside_its_peers(words, call, no_gpu):
-    code, text, _ = call("bench", *words, "-n", "1,17", *QUICK, "-o", REPORT)
+    code, text, _ = call("bench", *words, "--rows", "1,17", *QUICK, "-o", REPORT)
     found = written(REPORT, KIND)
     assert code == 0
     assert (found["complete"], found["config"]["threads"], found["config"]["device"]) == (True, 1, "cpu")
@@ -69,7 +69,7 @@ def test_wrong_values_fail_the_run_and_are_marked(monkeypatch, call):
         return out
 
     monkeypatch.setattr("commlib.tools.baselines.kernels.index.index", forgetful)
-    code, text, _ = call("bench", "index", "-n", "3", *QUICK)
+    code, text, _ = call("bench", "index", "--rows", "3", *QUICK)
     (line,) = (line for line in text.splitlines() if "commlib*" in line)
     assert (code, line[-5:], "FAILED" in text) == (1, "WRONG", True)
 
@@ -84,7 +84,7 @@ def test_rows_of_sets_follow_each_other_or_are_distinct():
 
 @pytest.mark.slow
 def test_decoding_is_measured_beside_who_is_here(call, no_gpu):
-    code, text, _ = call(*ATTENTION, "--compare", "-b", "1,3", "-l", "40")
+    code, text, _ = call(*ATTENTION, "--compare", "--batch", "1,3", "--length", "40")
     found = written(REPORT, KIND)
     assert (code, max(map(len, text.splitlines())) <= 80) == (0, True)
     rows = {row["candidate"]: row for row in found["rows"] if row["n"] == 3}
@@ -106,7 +106,7 @@ def test_a_wrong_value_of_attention_fails_the_run(monkeypatch, call):
         return out
 
     monkeypatch.setattr(attention, "decode_attention", wrong)
-    code, text, _ = call(*ATTENTION, "-b", "1", "-l", "20")
+    code, text, _ = call(*ATTENTION, "--batch", "1", "--length", "20")
     row = written(REPORT, KIND)["rows"][0]
     assert (row["candidate"], row["wrong"] % 3, row["wrong"] > 0, row["error"]) == ("commlib", 0, True, None)
     assert (code, "WRONG" in text, "FAILED" in text) == (1, True, True)
@@ -138,7 +138,7 @@ def test_every_operation_of_the_radix_cache_is_measured_beside_who_does_the_same
 @pytest.mark.parametrize("words", ["index", "index --masked", "store", "store --fp8", "metadata"])
 def test_every_candidate_is_replayed_called_and_right(words, heat):
     dim = () if "metadata" in words else ("--dim", "1024")
-    command = [sys.executable, "-m", "commlib", "bench", *words.split(), heat, "-n", "1,64", *dim]
+    command = [sys.executable, "-m", "commlib", "bench", *words.split(), heat, "--rows", "1,64", *dim]
     done = subprocess.run([*command, "--time", "4", "--json"], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
@@ -262,7 +262,7 @@ def test_a_file_of_the_user_is_measured_and_its_fault_is_a_line(call, tmp_path):
     )
     (tmp_path / "faulty.py").write_text("def candidates(kernel, case, inputs):\n    raise OSError('no file')\n")
     code, text, _ = call(
-        "bench", "index", "-n", "3", *QUICK, "--peer", "theirs.py", "--peer", "faulty.py", "-o", REPORT
+        "bench", "index", "--rows", "3", *QUICK, "--peer", "theirs.py", "--peer", "faulty.py", "-o", REPORT
     )
     rows = {row["candidate"]: row for row in written(REPORT, KIND)["rows"]}
     assert (code, rows["right"]["wrong"], rows["still"]["wrong"] % 96) == (1, 0, 0)

@@ -223,8 +223,8 @@ def test_the_version_is_the_installed_one(command):
 
 MEASURING = {
     "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --format table -o found.json": result.KIND,
-    "bench index --dim 96 --device cpu -n 2,3 -o found.json": kernels.KIND,
-    "bench attention --dim 32 --device cpu -b 1,2 -l 20 -o found.json": kernels.KIND,
+    "bench index --dim 96 --device cpu --rows 2,3 -o found.json": kernels.KIND,
+    "bench attention --dim 32 --device cpu --batch 1,2 --length 20 -o found.json": kernels.KIND,
     "bench barrier --phases --backend shm -o found.json": phases_report.KIND,
     "bench radix --leaves 200 --json": kernels.KIND,
 }
@@ -289,7 +289,7 @@ REFUSED = {
         ("all_reduce --redop band", "nothing to measure: band of float32 is not defined"),
     ],
     "bench index": [
-        ("-n 0", "a number that is not above 0"),
+        ("--rows 0", "a number that is not above 0"),
         ("--device meta", "not supported"),
         ("--flush", "no option --flush; "),
         ("--pattern zipf", "'sequential', 'random'"),
@@ -299,7 +299,7 @@ REFUSED = {
         ("--phase prefill --fp8", "--fp8 and --ragged are of decoding"),
         ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
         ("--dtype int32", "attention is measured for bfloat16, float16, float32, not int32"),
-        ("-l 1G", "above 16777216"),
+        ("--length 1G", "above 16777216"),
     ],
     "bench --phases": [
         ("--algorithms shm_none", "no algorithm 'shm_none'; did you mean "),

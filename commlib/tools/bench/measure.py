@@ -27,6 +27,7 @@ from commlib.tools.report.measured import percentiles_us
 from commlib.tools.report.run import UNREAD, Output, until_it_ends
 from commlib.tools.report.schema import to_json
 
+START_S = 3.0  # for the limit, the other libraries and the first calls, about
 WARMUP_S = 0.3
 SLOW_S = 0.1  # of a call that is measured once where the time is short, at least
 
@@ -59,6 +60,7 @@ class Bench(Report):
         self.comm, self.job, self.wrong = comm, job, 0
         self.limit = Limit(None, "")
         self.baseline: str | None = None
+        self.start_s = round(_age_s() + START_S, 1)
         self.calls = list(calls(comm, job))
         self.notes = list(notes)
 
@@ -97,6 +99,7 @@ class Bench(Report):
             buffers=protocol.buffers,
             check=protocol.check,
             seconds=job.seconds,
+            start_s=self.start_s,
             peers=[peer.name for peer in job.peers],
             baseline=self.baseline,
         )
@@ -191,6 +194,12 @@ class Bench(Report):
             "wrong": result.wrong,
             "host_us": round(median(issued) * 1e6, 4) if issued else None,
         }
+
+
+def _age_s() -> float:
+    """Return for how long this process has run."""
+    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _match(plan: Plan) -> str:

@@ -100,6 +100,7 @@ class Config:
     buffers: Count
     check: bool
     seconds: Number  # to measure for
+    start_s: Number = 0  # before it
     peers: Sequence[str]
     baseline: str | None  # the label that speed-ups are over; best: the fastest peer at each size
 

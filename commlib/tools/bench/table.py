@@ -46,19 +46,24 @@ def opening(document: Mapping[str, Any]) -> list[str]:
         f"commlib {machine['commlib']} bench: {counted(config['ranks'], 'rank')} on {config['backend']}{few}",
         ", ".join([*gpus, machine["cpu"], counted(machine["cores"], "core"), f"Linux {machine['kernel']}"]),
         ", ".join([*versions, *settings]),
-        f"about {config['seconds']:g} s; values are {'' if config['check'] else 'not '}checked",
+        f"{_duration(config)}; values are {'' if config['check'] else 'not '}checked",
         f"time: median of {low} to {high} interleaved blocks of {block}{graph}, slowest rank, per call",
         f"plan {plan['digest']} from {plan['source']}, {_origin(plan, config['ranks'])}; * marks its choice",
     ]
     if limit["what"]:  # the ranks have started
         rate = f"{limit['busbw']:.2f} GB/s, " if limit["busbw"] else ""
-        more = "; %lim is busbw's share of it, or of copies of that size" if rate else ""
+        more = "; %lim is busbw's share of it, above 100 where a cache holds more than in these copies" if rate else ""
         lines.append(f"limit: {rate}{limit['what']}{more}")
         if config["baseline"]:
             what = f"speed-up: the time of {config['baseline']} over this time, and of the middle four fifths of blocks"
             lines.append(f"{what}; none where blocks differ by more than {AGREE:.0%} (~)")
         lines += document["notes"]
     return [f"# {line}" for line in lines]
+
+
+def _duration(config: Mapping[str, Any]) -> str:
+    seconds, start_s = config["seconds"], config.get("start_s")
+    return f"about {start_s + seconds:.0f} s, {start_s:.0f} of them to start" if start_s else f"about {seconds:g} s"
 
 
 def _origin(plan: Mapping[str, Any], ranks: int) -> str:

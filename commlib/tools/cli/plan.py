@@ -123,7 +123,7 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 
 @plan.command()
 @click.argument("op")
-@click.option("--bytes", "sizes", metavar="SIZES", default="1M", show_default=True, help="Sizes a,b: K, M, G allowed.")
+@click.option("--sizes", "--bytes", "sizes", metavar="A,B", default="1M", show_default=True, help="Such as 64K,1M.")
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
 @click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
 @click.option(

@@ -11,13 +11,13 @@ import click
 
 from commlib.env import parse_bytes
 from commlib.tools.baselines.kernels import KERNELS, PATTERNS
-from commlib.tools.cli.options import EXISTING, FILE, POSITIVE
+from commlib.tools.cli.options import EXISTING, FILE, Seconds
 from commlib.tools.cli.ranks import RankCommand
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 HEADS, TOKENS = click.IntRange(1, 1024), 1 << 24
 COMPILE = "Measure torch.compile.  [default: on GPUs]"
-TIME = f"Seconds to measure, approximately.  [default: {SECONDS:g}; with --sweep {SWEEP_SECONDS:g}]"
+TIME = "How long to measure: 5, 5s, 2m.  [default: 10s; with --sweep 1m]"
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -44,7 +44,7 @@ def _rows(name: str) -> list[click.Parameter]:
     variant, text = kernel.variant
     return [
         click.Option(["--dims", "--dim"], type=Numbers(), help="Elements per row; of metadata new tokens per request."),
-        click.Option(["-n", "--rows"], type=Numbers(), help="Number of ids, tokens or requests."),
+        click.Option(["--rows"], type=Numbers(), help="Number of ids, tokens or requests."),
         click.Option(
             ["--pattern"],
             type=click.Choice(PATTERNS),
@@ -65,17 +65,17 @@ WRITTEN: list[click.Parameter] = [
     click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of the table."),
 ]
 MEASURED: list[click.Parameter] = [
-    click.Option(["--dtype"], help="Element types a,b (bf16, half … too)."),
+    click.Option(["-d", "--dtype"], help="Element types a,b (bf16, half … too)."),
     click.Option(["--sweep"], is_flag=True, help="Measure many sizes."),
     click.Option(["--compile/--no-compile", "compile_"], default=None, help=COMPILE),
     click.Option(["--peer"], type=EXISTING, multiple=True, help="File with candidates(kernel, case, inputs)."),
-    click.Option(["--time", "seconds"], type=POSITIVE, help=TIME),
+    click.Option(["--time", "seconds"], type=Seconds(), help=TIME),
     click.Option(["--device"], default="auto", show_default=True, help="cpu, cuda, cuda:1 …"),
 ]
 ATTENTION: list[click.Parameter] = [
     click.Option(["--phase"], type=click.Choice(["decode", "prefill"]), default="decode", show_default=True),
-    click.Option(["-b", "--batch"], type=Numbers(TOKENS), help="Number of requests."),
-    click.Option(["-l", "--length"], type=Numbers(TOKENS), help="Tokens of each request."),
+    click.Option(["--batch"], type=Numbers(TOKENS), help="Number of requests."),
+    click.Option(["--length"], type=Numbers(TOKENS), help="Tokens of each request."),
     click.Option(["--heads"], type=HEADS, help="Heads of queries.  [default: 64; on a CPU 8]"),
     click.Option(["--kv-heads"], type=HEADS, help="Heads of K and V.  [default: 8; on a CPU 1]"),
     click.Option(["--dim"], type=click.IntRange(1, 256), default=128, show_default=True, help="Features of a head."),
@@ -88,7 +88,7 @@ ATTENTION: list[click.Parameter] = [
 ]
 RADIX: list[click.Parameter] = [
     click.Option(["--leaves"], default=100_000, type=click.IntRange(200), help="Leaves of the evicting tree."),
-    click.Option(["--time", "seconds"], type=POSITIVE, default=SECONDS, help="Seconds to measure, approximately."),
+    click.Option(["--time", "seconds"], type=Seconds(), default=SECONDS, help="How long to measure."),
     *WRITTEN,
 ]
 

@@ -58,8 +58,8 @@ BENCH = ("--time 20", "--time 60", "--max-bytes 64M --factor 4 --time 300")
 BARE = "--no-compile"  # with nothing that torch compiles
 STEPS = {  # in the order of the page
     "collectives": Step("Collectives", "bench -n {ranks} {gpu}", "bench.result:KIND", options=BENCH),
-    "index": _kernel("Kernel: index", "index", f"{BARE} --dim 4096 -n 1,64,1024,16384"),
-    "store": _kernel("Kernel: store", "store", f"{BARE} --dim 1024 -n 1,64,512,4096"),
+    "index": _kernel("Kernel: index", "index", f"{BARE} --dim 4096 --rows 1,64,1024,16384"),
+    "store": _kernel("Kernel: store", "store", f"{BARE} --dim 1024 --rows 1,64,512,4096"),
     "metadata": _kernel("Kernel: metadata", "metadata", BARE),
     "attention": _kernel("Attention: decoding", "attention --phase=decode --compare", BARE),
     "prefill": _kernel("Attention: prompts", "attention --phase=prefill --compare", BARE),
