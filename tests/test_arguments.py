@@ -222,6 +222,7 @@ def test_the_name_that_was_meant_is_suggested(comm):
     with pytest.raises(ValueError, match=r"did you mean all_reduce\?"):
         comm.explain("allreduce", 8)
     assert set(dir(commlib)) == set(commlib.__all__)
+    assert all(getattr(commlib, name) for name in commlib.__all__)
 
 
 @pytest.mark.parametrize("text", ["inf", "1e400", "-1", "nan", "1" + "0" * 400])
