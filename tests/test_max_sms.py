@@ -126,6 +126,16 @@ def test_on_gpus_an_asynchronous_call_spares_them_unless_it_has_a_limit() -> Non
     assert calls.enqueue_barrier.call_args_list == [mock.call()]
 
 
+def test_an_asynchronous_call_has_the_sizes_that_there_were_when_it_was_made() -> None:
+    calls, later, sizes = mock.Mock(), [], [1, 2]
+    dispatcher = Dispatcher(mock.Mock(), calls, StreamExecutor(torch.device("cuda", 0)), native=True)
+    with mock.patch.object(StreamExecutor, "submit", lambda self, queue, name, call: later.append(call)):
+        dispatcher.call("all_gatherv", ("out", "x", sizes), None, True, 8)
+    sizes.append(3)
+    later[0]()
+    calls.all_gatherv.assert_called_once_with("out", "x", [1, 2], 8)
+
+
 def test_an_explanation_on_cpus_knows_no_multiprocessors(comm: Communicator) -> None:
     limited = comm.explain("all_reduce", 8, max_sms=4)
     assert limited == comm.explain("all_reduce", 8)

@@ -74,8 +74,10 @@ def test_ranks_meet_in_whatever_order_they_start(where, late):
 
 @pytest.mark.parametrize("missing", [0, 2])
 def test_a_rank_that_never_starts_is_named_on_every_other_rank(where, missing):
-    results = in_threads(*((join, where, rank, 3, 0.5) for rank in range(3) if rank != missing))
+    started = time.monotonic()
+    results = in_threads(*((join, where, rank, 3, 0.8) for rank in range(3) if rank != missing))
     assert all(result.startswith("CommTimeout") and f"for rank {missing}" in result for result in results), results
+    assert time.monotonic() - started < 1.5
 
 
 def test_waiting_for_rank_0_is_part_of_the_deadline(place):
@@ -161,6 +163,17 @@ def test_a_second_job_does_not_disturb_one_that_is_past_its_start(place, start):
     assert all("(the test): two jobs meet" in running.result() for running in second)
     for world in worlds:
         world.close()
+
+
+def test_a_rank_that_has_been_in_is_told_that_its_server_has_not_left(place):
+    worlds = in_threads(*((meet, "test", place, Identity(rank, 2), 10) for rank in range(2)))
+    again = Hello.of(Identity(1, 2))
+    for client in (again, again._replace(pid=1)):  # this process; then, once rank 1 has left, any
+        with pytest.raises(CommTimeout, match="it is still in a communicator that this rank has left"):
+            connect(place, client, 0.1)
+        worlds[1].close()
+        time.sleep(0.1)
+    worlds[0].close()
 
 
 GARBAGE = [os.urandom(64), b"[" * 9000 + b"\n", b'{"rank": 1}\n', b"[[1, 2]]\n", message([-1, 2, 3, "x"]), b"[1"]

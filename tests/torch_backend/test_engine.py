@@ -92,6 +92,14 @@ def test_a_message_that_does_not_fit_is_refused_and_stays(sent: torch.Tensor) ->
     assert messages._take_stored(torch.empty_like(sent), 1, 7) and not messages._stored[1]
 
 
+def test_a_call_of_one_tensor_refuses_several() -> None:
+    for name in ("allreduce", "reduce", "broadcast", "reduce_scatter", "allgather", "gather", "scatter"):
+        lists = [[[torch.ones(1)]]] if name in ("allgather", "gather") else []
+        more = [[[torch.ones(1)]]] if name in ("reduce_scatter", "scatter") else []
+        with pytest.raises(ValueError, match="got 2 tensors, but takes one on each rank"):
+            getattr(engine(0), name)(*lists, [torch.ones(1)] * 2, *more, mock.MagicMock())
+
+
 def test_options_may_be_named_or_left_out_and_others_are_refused() -> None:
     x, usual = torch.ones(1), dist.BroadcastOptions()
     for more, named in (
