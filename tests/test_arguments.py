@@ -251,6 +251,9 @@ def test_a_rank_that_mpi_has_alone_is_no_job_of_one(started, monkeypatch):
     monkeypatch.setattr(bootstrap, "around", lambda: (started, 2))
     with pytest.raises(Unsupported, match=f"{started} started 2 ranks; .*`mpiexec -n N …`"):
         connect("mpi")
+    together = Mock(size=2)
+    monkeypatch.setitem(bootstrap.BOOTSTRAPS, "mpi", alone._replace(connect=lambda timeout_s: together))
+    assert connect("mpi") is together
 
 
 def test_a_limit_of_this_process_is_a_comm_error_that_names_it(monkeypatch):

@@ -70,6 +70,14 @@ def with_limits(comm: Communicator, x: torch.Tensor) -> tuple[torch.Tensor, ...]
     return *(each + 1 for each in made if each is not None), y.float(), *others
 
 
+@on_ranks(2)
+def test_native_code_gets_the_limit_of_every_collective(comm: Communicator) -> None:
+    with mock.patch.object(comm.dispatcher, "calls", mock.Mock(wraps=comm.dispatcher.calls)) as calls:
+        with_limits(comm, torch.arange(8.0))
+    assert {name for name, _, _ in calls.method_calls} == {*operators.COLLECTIVES, "all_reduce_rms_norm"}
+    assert {arguments[-1] for _, arguments, _ in calls.method_calls} == {3}
+
+
 @pytest.mark.slow
 @on_ranks(2, "each_ranks")
 def test_a_graph_holds_the_limit_of_every_collective(comm: Communicator) -> None:
