@@ -165,17 +165,6 @@ def test_a_second_job_does_not_disturb_one_that_is_past_its_start(place, start):
         world.close()
 
 
-def test_a_rank_that_has_been_in_is_told_that_its_server_has_not_left(place):
-    worlds = in_threads(*((meet, "test", place, Identity(rank, 2), 10) for rank in range(2)))
-    again = Hello.of(Identity(1, 2))
-    for client in (again, again._replace(pid=1)):  # this process; then, once rank 1 has left, any
-        with pytest.raises(CommTimeout, match="it is still in a communicator that this rank has left"):
-            connect(place, client, 0.1)
-        worlds[1].close()
-        time.sleep(0.1)
-    worlds[0].close()
-
-
 GARBAGE = [os.urandom(64), b"[" * 9000 + b"\n", b'{"rank": 1}\n', b"[[1, 2]]\n", message([-1, 2, 3, "x"]), b"[1"]
 
 

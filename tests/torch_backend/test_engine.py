@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from commlib.core.work import ThreadWork
 from commlib.errors import CommTimeout, PeerLost
-from commlib.torch_backend.arguments import with_options
 from commlib.torch_backend.engine import INLINE_BYTES, Engine
 from commlib.torch_backend.point_to_point import HostMessages
 from commlib.torch_backend.works import Done, OnStream, Works
@@ -98,19 +97,6 @@ def test_a_call_of_one_tensor_refuses_several() -> None:
         more = [[[torch.ones(1)]]] if name in ("reduce_scatter", "scatter") else []
         with pytest.raises(ValueError, match="got 2 tensors, but takes one on each rank"):
             getattr(engine(0), name)(*lists, [torch.ones(1)] * 2, *more, mock.MagicMock())
-
-
-def test_options_may_be_named_or_left_out_and_others_are_refused() -> None:
-    x, usual = torch.ones(1), dist.BroadcastOptions()
-    for more, named in (
-        ((3, None), {}),
-        ((), {"root": 3, "timeout": None}),
-        ((), {"opts": asked(type(usual), rootRank=3)}),
-    ):
-        (tensor,), made = with_options("broadcast", (x, *more), named)
-        assert (tensor is x, made.rootRank, made.timeout) == (True, 3, usual.timeout)
-    with pytest.raises(TypeError, match="broadcast takes no argument 'op'"):
-        with_options("broadcast", (x,), {"op": "sum"})
 
 
 def test_works_are_one_that_fails_with_the_first_that_failed() -> None:
