@@ -222,6 +222,7 @@ def test_the_name_that_was_meant_is_suggested(comm):
     with pytest.raises(ValueError, match=r"did you mean all_reduce\?"):
         comm.explain("allreduce", 8)
     assert set(dir(commlib)) == set(commlib.__all__)
+    assert all(getattr(commlib, name) for name in commlib.__all__)
 
 
 @pytest.mark.parametrize("text", ["inf", "1e400", "-1", "nan", "1" + "0" * 400])
@@ -250,6 +251,9 @@ def test_a_rank_that_mpi_has_alone_is_no_job_of_one(started, monkeypatch):
     monkeypatch.setattr(bootstrap, "around", lambda: (started, 2))
     with pytest.raises(Unsupported, match=f"{started} started 2 ranks; .*`mpiexec -n N …`"):
         connect("mpi")
+    together = Mock(size=2)
+    monkeypatch.setitem(bootstrap.BOOTSTRAPS, "mpi", alone._replace(connect=lambda timeout_s: together))
+    assert connect("mpi") is together
 
 
 def test_a_limit_of_this_process_is_a_comm_error_that_names_it(monkeypatch):

@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 import torch
 
+from commlib.backends.base import Options
 from commlib.communicator import Communicator, create
-from commlib.core.setup import pin_core, split
+from commlib.core.setup import check_same_settings, pin_core, split
 from commlib.errors import PlanMismatch
 from commlib.plan import Plan, shipped_plan, user_path
 from commlib.tools.testing import RankError, Ranks
@@ -106,6 +107,16 @@ def test_ranks_with_different_settings_are_told(setting: str) -> None:
     values = "rank 0: {}, rank 1: {}".format(*DIFFERENT[setting])
     (text,) = {str(error) for error in caught.value.errors.values()}
     assert text.startswith(f"ranks disagree on {setting} ({values}); ")
+
+
+COMPARED = (*DIFFERENT, "commlib version", "backend", "max_bytes", "checked mode", "plugins")
+
+
+@pytest.mark.parametrize("setting", COMPARED)
+def test_each_setting_is_compared(setting: str) -> None:
+    world: Any = SimpleNamespace(exchange=lambda mine, timeout_s: [mine, {**mine, setting: "another"}])
+    with pytest.raises(PlanMismatch, match=f"ranks disagree on {setting} .*, rank 1: another"):
+        check_same_settings(world, Options(timeout_s=1.0, max_bytes=0, checked=False), "shm")
 
 
 def limits_of_splits(comm: Communicator) -> tuple[int, int, str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -85,6 +86,21 @@ def test_a_mistake_of_the_caller_is_not_told(comm: Communicator) -> None:
     comm.all_reduce(torch.ones(3))
     comm.check()
     assert told == []
+    hooks = Hooks(SimpleNamespace(recorded_as=0, check=lambda: None))  # type: ignore[arg-type]
+    hooks.on_error(told.append)
+    with pytest.raises(CommError, match="this call only"):
+        hooks.watch(mock.Mock(side_effect=CommError("this call only")))
+    assert told == []  # the communicator goes on
+
+
+def test_calls_behind_an_asynchronous_one_are_observed(comm: Communicator) -> None:
+    seen: list[str] = []
+    observer = SimpleNamespace(observe=lambda name, run, *arguments: seen.append(name) or run(*arguments))
+    comm.dispatcher.observe(observer)
+    comm.all_reduce(torch.ones(1), async_op=True).wait()
+    for _ in range(2):
+        comm.broadcast(torch.ones(1), 0)
+    assert seen == ["all_reduce", "broadcast", "broadcast"]
 
 
 @on_ranks(fixture="fresh")

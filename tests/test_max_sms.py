@@ -70,6 +70,14 @@ def with_limits(comm: Communicator, x: torch.Tensor) -> tuple[torch.Tensor, ...]
     return *(each + 1 for each in made if each is not None), y.float(), *others
 
 
+@on_ranks(2)
+def test_native_code_gets_the_limit_of_every_collective(comm: Communicator) -> None:
+    with mock.patch.object(comm.dispatcher, "calls", mock.Mock(wraps=comm.dispatcher.calls)) as calls:
+        with_limits(comm, torch.arange(8.0))
+    assert {name for name, _, _ in calls.method_calls} == {*operators.COLLECTIVES, "all_reduce_rms_norm"}
+    assert {arguments[-1] for _, arguments, _ in calls.method_calls} == {3}
+
+
 @pytest.mark.slow
 @on_ranks(2, "each_ranks")
 def test_a_graph_holds_the_limit_of_every_collective(comm: Communicator) -> None:
@@ -124,6 +132,16 @@ def test_on_gpus_an_asynchronous_call_spares_them_unless_it_has_a_limit() -> Non
     assert calls.all_reduce.call_args_list == [mock.call("x", "sum", None, SPARING), mock.call("x", "sum", None, 8)]
     assert calls.all_gather.call_args_list == [mock.call("out", "x", SPARING)]
     assert calls.enqueue_barrier.call_args_list == [mock.call()]
+
+
+def test_an_asynchronous_call_has_the_sizes_that_there_were_when_it_was_made() -> None:
+    calls, later, sizes = mock.Mock(), [], [1, 2]
+    dispatcher = Dispatcher(mock.Mock(), calls, StreamExecutor(torch.device("cuda", 0)), native=True)
+    with mock.patch.object(StreamExecutor, "submit", lambda self, queue, name, call: later.append(call)):
+        dispatcher.call("all_gatherv", ("out", "x", sizes), None, True, 8)
+    sizes.append(3)
+    later[0]()
+    calls.all_gatherv.assert_called_once_with("out", "x", [1, 2], 8)
 
 
 def test_an_explanation_on_cpus_knows_no_multiprocessors(comm: Communicator) -> None:

@@ -1,12 +1,14 @@
 """Which backend "auto" takes, by what the ranks say of their GPUs."""
 
 import json
+from unittest import mock
 
 import pytest
 import torch
 
 from commlib import backends
 from commlib.backends.base import Options
+from commlib.backends.shm import ShmBackend
 from commlib.bootstrap.world import SingleWorld
 
 OPTIONS = Options(timeout_s=1.0, max_bytes=0, checked=False)
@@ -42,3 +44,16 @@ def test_auto_takes_gpus_where_each_rank_has_its_own(monkeypatch, rank, gpus, vi
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(backends, "find_spec", lambda name: name)
     assert backends._best(Said(rank, other), OPTIONS) == (wanted[0], wanted[1].format(rank))
+
+
+def test_the_mark_of_inner_calls_ends_with_the_outermost_block_also_after_an_error():
+    backend = ShmBackend.__new__(ShmBackend)
+    backend._group = group = mock.Mock()
+    for _ in range(2):
+        with pytest.raises(KeyError), backend.inner():
+            with backend.inner():
+                pass
+            raise KeyError
+    assert [call.args[0] for call in group.set_inner.call_args_list] == [True, True, True, False] * 2
+    with backend.inner():
+        backend.close()  # as a hook may

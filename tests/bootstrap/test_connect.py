@@ -2,18 +2,23 @@
 
 import io
 import os
+import socket
 import subprocess
+import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 import commlib
-from commlib.bootstrap import connect, find
+from commlib.bootstrap import connect, find, local_world
 from commlib.bootstrap.launchers import LOCAL, ExplicitRank, explicit_rank, first_host, slurm_address
-from commlib.bootstrap.local_world import UnixSocketWorld
-from commlib.bootstrap.rendezvous_server import message
+from commlib.bootstrap.local_world import UnixSocketWorld, meet
+from commlib.bootstrap.local_world import connect as connect_to
+from commlib.bootstrap.rendezvous_server import Hello, Place, message
 from commlib.bootstrap.world import Identity, ProcessInfo, SingleWorld
+from commlib.errors import CommError, CommTimeout
+from tests.bootstrap.processes import in_threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -191,4 +196,25 @@ def test_an_answer_that_says_who_is_missing_does_not_lengthen_the_wait():
     channel = mock.Mock(**{"fileno.return_value": 3, "makefile.return_value": io.BytesIO(answers)})
     assert UnixSocketWorld("test", Identity(0, 1), channel, "rank 0", None).all_gather(b"", 10.0) == [b"x"]
     first, later = [call.args[0] for call in channel.settimeout.call_args_list]
-    assert later < first
+    assert 10.0 < later < first < 15.0  # the server says who is missing before this rank gives up
+
+
+def test_a_question_that_was_cut_off_closes_the_channel(monkeypatch):
+    ours, server = socket.socketpair()
+    world = UnixSocketWorld("test", Identity(0, 1), ours, "rank 0", None)
+    with ours, server:
+        monkeypatch.setattr(local_world, "ANSWER_S", 0.1)
+        for kind, said in ((CommTimeout, "rank 0, which does not answer"), (CommError, "UnixSocketWorld is closed")):
+            with pytest.raises(kind, match=said):
+                world.all_gather(b"", 0.1)
+
+
+def test_a_rank_that_has_been_in_is_told_that_its_server_has_not_left():
+    place, again = Place(f"a test {os.getpid()}", "the test"), Hello.of(Identity(1, 2))
+    zero, one = in_threads(*((meet, "test", place, Identity(rank, 2), 10) for rank in range(2)))
+    for client in (again, again._replace(pid=1)):  # this process; then, once rank 1 has left, any
+        with pytest.raises(CommTimeout, match="it is still in a communicator that this rank has left"):
+            connect_to(place, client, 0.1)
+        one.close()
+        time.sleep(0.1)
+    zero.close()

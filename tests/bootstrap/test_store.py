@@ -3,15 +3,16 @@ import os
 import signal
 import socket
 import socketserver
+import subprocess
 import threading
 import time
 
 import pytest
 
-from commlib.bootstrap.store import StoreWorld
+from commlib.bootstrap.store import TOKEN_BYTES, StoreWorld
 from commlib.bootstrap.tcp import connect_store, served
-from commlib.bootstrap.world import Identity
-from commlib.errors import CommError
+from commlib.bootstrap.world import Identity, process_info
+from commlib.errors import CommError, CommTimeout
 from tests.bootstrap.processes import in_threads, wait_until
 from tests.bootstrap.test_rendezvous import join, store_at
 
@@ -82,6 +83,33 @@ def test_two_jobs_that_start_at_one_store_say_so_on_every_rank(start):
     second = start(join, store.port, 0, 2)
     results = {second.result(), start(join, store.port, 1, 2).result(), first.result()}
     assert all("rank 0" in result and "another address" in result for result in results), results
+
+
+def test_a_process_that_cannot_be_asked_or_has_ended_is_no_second_rank(store):
+    from torch.distributed import PrefixStore
+
+    mine, ended = process_info(), subprocess.Popen(["true"])
+    ended.wait()
+    for holder in (mine._replace(pid=1, hostname="elsewhere"), mine._replace(pid=ended.pid), mine):
+        base = PrefixStore("commlib", store)
+        base.set("world", "before")
+        base.set("before/rank/1", b"x" * TOKEN_BYTES + holder.encode())
+        with pytest.raises(CommTimeout, match=r"rank 1 waited 0\.2 s for rank 0"):
+            StoreWorld("test", store, Identity(1, 2), 0.2)
+
+
+def gather_or_leave(store, rank, size):
+    with contextlib.closing(StoreWorld("test", store, Identity(rank, size), 5.0)) as world:
+        return rank and world.all_gather(b"", 5.0)
+
+
+def test_a_rank_that_leaves_is_named_at_once_and_so_are_two_numbers_of_ranks(store):
+    started = time.monotonic()
+    zero, one = in_threads((gather_or_leave, store, 0, 2), (gather_or_leave, store, 1, 2))
+    assert (zero, one) == (0, "PeerLost: rank 1: rank 0 closed its communicator before exchange 2 (test)")
+    numbers = in_threads((gather_or_leave, store, 0, 2), (gather_or_leave, store, 1, 3))
+    assert all(said.startswith("ValueError: ranks disagree on their number: rank ") for said in numbers), numbers
+    assert time.monotonic() - started < 4
 
 
 def gather_with(store, rank, secret):

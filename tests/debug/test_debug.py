@@ -230,6 +230,23 @@ def test_a_rank_that_waits_in_init_is_shown() -> None:
     assert starting_here(os.getpid()) == []
 
 
+def test_a_wait_in_init_is_logged_after_ten_seconds_and_each_time_that_it_has_doubled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, due = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(now[0] * 1e9))
+    with Waiting(1, 2, 300.0) as waiting:
+        for second in range(90):
+            now[0] = 100.0 + second
+            if waiting.due():
+                due.append(second)
+                waiting.tell("rank 0")
+    assert due == [1, 10, 20, 40, 80]
+    assert "rank 1 waits in commlib.init() for rank 0: 10 s of 300 s" in caplog.text
+    assert len(caplog.messages) == 4
+
+
 def test_without_a_job_the_command_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         shown = CliRunner().invoke(debug, [str(other.pid)])

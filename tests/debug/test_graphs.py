@@ -1,6 +1,9 @@
 """Findings on ranks whose GPUs replay graphs, from records as ranks with GPUs write them."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from commlib.debug import Finding, findings_of
 from commlib.debug.jobs import Job, Process, Rank
@@ -59,6 +62,55 @@ def test_of_two_ranks_that_made_different_calls_both_are_named() -> None:
     calls = captured(1, 0), replace(captured(1, 0), what=6)
     (one,) = findings_in(*(replace(slot_of(rank, IDLE), calls={1: call}, graphs={}) for rank, call in enumerate(calls)))
     assert (one.kind, one.ranks) == ("differs", (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *(({"dtype": "int8"}, "type"), ({"count": 8}, "size"), ({"redop": "min"}, "reduction"), ({"root": 1}, "root")),
+        *(({"op": "reduce", "root": 1}, "operation"), ({"count": 8, "root": 1}, "size and root"), ({}, "arguments")),
+    ],
+)
+def test_the_fields_that_differ_are_named(change: dict[str, Any], said: str) -> None:
+    calls = captured(1, 0), replace(captured(1, 0), what=6, **change)
+    (one,) = findings_in(*(replace(slot_of(rank, IDLE), calls={1: call}, graphs={}) for rank, call in enumerate(calls)))
+    assert f"ranks differ in call #1, in its {said}: rank" in one.text
+
+
+@pytest.mark.parametrize(
+    ("made", "hint"),
+    [
+        *(((1, 3, 4), ". It left out a call"), ((1, 1, 2), ". It made one more call, as it seems")),
+        *(((1, 3, 2), ". It made two calls in another order"), ((1, 8, 9), "")),
+    ],
+)
+def test_the_calls_around_a_difference_say_what_the_odd_rank_did(made: tuple[int, ...], hint: str) -> None:
+    ranks, peers = {}, tuple(Peer(101 + rank, rank, 0, 0, 0, 0) for rank in range(3))
+    for rank, whats in enumerate(((1, 2, 3), made, (1, 2, 3))):
+        calls = {at: replace(captured(at, 0), what=what) for at, what in enumerate(whats, 1)}
+        slot = replace(slot_of(rank, IDLE, {}), world=3, peers=peers, calls=calls)
+        ranks[101 + rank] = Rank(Process(101 + rank, "S"), [slot], number=rank)
+    (one,) = findings_of(Job(ranks, NOW_NS))
+    assert (one.kind, one.ranks, one.calls) == ("differs", (1,), ((7, 2),))
+    assert one.text.endswith(f"model.py:12{hint}")
+
+
+@pytest.mark.parametrize(
+    ("message", "theirs", "said"),
+    [
+        (0, {"closed": True}, "rank 1 has closed its communicator: rank 0 waits for it, for 10 s in all_reduce #5 "),
+        (0, {"entered": 5}, "rank 1 is in all_reduce #5 (float32, 1024 elements, max) too, but does not go on: rank 0"),
+        (0, {"entered": 4}, "rank 1 has not made all_reduce #5 (float32, 1024 elements, max): rank 0 waits for it"),
+        (1, {}, "rank 1 has not made the other end of send to rank 1 (message #5): rank 0 waits for it"),
+        (2, {}, "rank 1 has not made the other end of recv from rank 1 (message #5): rank 0 waits for it"),
+    ],
+)
+def test_what_a_rank_owes_is_told_by_what_it_has_done(message: int, theirs: dict[str, Any], said: str) -> None:
+    waits = (Wait(thread=1, peer=1, number=5, since_ns=1, message=message),)
+    ours = replace(slot_of(0, IDLE, {}), waits=waits)
+    (one,) = findings_in(ours, replace(slot_of(1, IDLE, {}), **theirs))
+    assert (one.kind, one.ranks, one.calls) == ("missing", (1,), ((7, 5),))
+    assert one.text.startswith(said)
 
 
 def test_of_a_ring_in_which_no_call_has_the_majority_all_ranks_are_named() -> None:

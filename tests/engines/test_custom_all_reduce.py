@@ -92,6 +92,9 @@ def not_served(comm: Communicator) -> None:
     engine = calls()
     for x in (torch.ones(4, 6)[:, ::2], torch.ones(4, dtype=torch.bool), torch.ones(4, device="meta")):
         assert not engine.should_custom_ar(x) and engine.custom_all_reduce(x) is None
+    number, weight = torch.ones(()), torch.ones(8, dtype=torch.float16)
+    assert engine.custom_all_gather(number) is engine.custom_reduce_scatter(number) is None
+    assert engine.fused_allreduce_rmsnorm(torch.ones(2, 8), None, weight, 1e-5) is None
     assert engine.custom_all_reduce(torch.ones(1)) is not None  # the ranks still agree
     engine.close()
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -42,6 +43,11 @@ def test_a_server_starts_whatever_goes_wrong_and_is_warned(
     monkeypatch.setitem(sys.modules, "vllm", None)
     entry_points_of_engines.vllm()
     assert "vllm stays on its own path: " in caplog.text
+    monkeypatch.setenv("COMMLIB_ENGINES", "vllm")
+    for error in (ImportError, AttributeError, ValueError):
+        monkeypatch.setattr(entry_points_of_engines, "import_module", mock.Mock(side_effect=error("it lacks a part")))
+        entry_points_of_engines.vllm()
+    assert caplog.text.count("it lacks a part") == 3
 
 
 def test_all_reduces_are_taken_from_a_vllm_whose_passes_cannot_be_imported(

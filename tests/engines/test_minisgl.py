@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,16 @@ from commlib.tools.testing import Ranks
 
 CHECKOUT = os.environ.get("MINISGL", "")
 needs_checkout = pytest.mark.skipif(not CHECKOUT, reason="MINISGL names no checkout of mini-sglang")
+
+
+def test_our_calls_stand_where_minisgl_looks_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = ModuleType("minisgl.kernel")
+    monkeypatch.setitem(sys.modules, "minisgl", SimpleNamespace(kernel=kernel))
+    monkeypatch.setitem(sys.modules, "minisgl.kernel", kernel)
+    monkeypatch.setattr(minisgl, "install_cache", lambda: None)
+    minisgl.install()
+    for name in ("init_pynccl", "indexing", "store_cache", "fast_compare_key"):
+        assert getattr(kernel, name) is getattr(minisgl, name)
 
 
 def test_index_and_store_are_minisgls() -> None:

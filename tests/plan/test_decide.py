@@ -176,3 +176,11 @@ def test_pins_on_top_of_pins_do_not_multiply() -> None:
     once = Plan.only({"all_reduce": "shm_twoshot"}, base=base)
     for size in (64, 8192, 1 << 20):
         assert plan.explain("all_reduce", size, world=2).params == once.explain("all_reduce", size, world=2).params
+
+
+def test_a_type_that_only_torch_has_is_moved_as_bytes_and_not_reduced() -> None:
+    plan = shipped_plan("shm")
+    moved, as_bytes = (plan.explain("all_gather", 8, dtype, world=2).algorithm for dtype in ("complex32", "uint8"))
+    assert moved == as_bytes
+    with pytest.raises(ValueError, match="there is no sum of complex32"):
+        plan.explain("all_reduce", 8, "complex32", world=2)

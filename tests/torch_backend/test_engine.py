@@ -1,5 +1,7 @@
 """Which calls of torch's group spare a GPU: all ranks decide alike; and receives from any rank. No GPU is needed."""
 
+import time
+from concurrent.futures import Future
 from typing import Any
 from unittest import mock
 
@@ -7,10 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlib.errors import PeerLost
+from commlib.core.work import ThreadWork
+from commlib.errors import CommTimeout, PeerLost
 from commlib.torch_backend.engine import INLINE_BYTES, Engine
 from commlib.torch_backend.point_to_point import HostMessages
-from commlib.torch_backend.works import OnStream
+from commlib.torch_backend.works import Done, OnStream, Works
+from commlib.worker import run_now
 
 
 def engine(rank: int) -> Engine:
@@ -66,6 +70,43 @@ def test_ranks_with_other_outputs_decide_alike() -> None:
     for splits, expected in (([], "sparing"), ([1, len(large) - 1], "as usual")):
         made = engine(0)
         assert way(made, made.all_to_all_single(large, large.clone(), splits, splits, opts)) == expected
+
+
+def test_a_receive_from_any_rank_has_a_deadline_and_lets_others_receive_then() -> None:
+    messages = HostMessages(mock.Mock(size=2, rank=1, **{"options.timeout_s": 0.05}))
+    started = time.monotonic()
+    with pytest.raises(CommTimeout, match=r"rank 1: recv from any rank: no message with tag 3 within 0\.05 s"):
+        messages._take_any(torch.ones(1), 3, lambda src: False)
+    assert time.monotonic() - started < 1
+    assert not any(lock.locked() for lock in messages._taking.values())
+
+
+@pytest.mark.parametrize("sent", [torch.ones(4, dtype=torch.int32), torch.ones(3)], ids=["type", "size"])
+def test_a_message_that_does_not_fit_is_refused_and_stays(sent: torch.Tensor) -> None:
+    messages = HostMessages(mock.Mock())
+    messages._stored[1].append((7, sent))
+    with pytest.raises(ValueError, match=r"rank 1 sent .*\(tag 7\)"):
+        messages._take_stored(torch.ones(4), 1, 7)
+    assert not messages._take_stored(torch.ones(4), 1, 8)
+    assert messages._take_stored(torch.empty_like(sent), 1, 7) and not messages._stored[1]
+
+
+def test_a_call_of_one_tensor_refuses_several() -> None:
+    for name in ("allreduce", "reduce", "broadcast", "reduce_scatter", "allgather", "gather", "scatter"):
+        lists = [[[torch.ones(1)]]] if name in ("allgather", "gather") else []
+        more = [[[torch.ones(1)]]] if name in ("reduce_scatter", "scatter") else []
+        with pytest.raises(ValueError, match="got 2 tensors, but takes one on each rank"):
+            getattr(engine(0), name)(*lists, [torch.ones(1)] * 2, *more, mock.MagicMock())
+
+
+def test_works_are_one_that_fails_with_the_first_that_failed() -> None:
+    fails = ThreadWork(run_now(mock.Mock(side_effect=PeerLost("rank 1 died"))), "all_reduce")
+    works, open_ = Works([Done(), fails, fails]), Works([Done(), ThreadWork(Future(), "all_reduce")])
+    assert (works.is_completed(), works.is_success(), str(works.exception())) == (True, False, "rank 1 died")
+    assert (open_.is_completed(), open_.is_success(), open_.exception()) == (False, False, None)
+    for wait in (works.wait, works.result, works.get_future().wait):
+        with pytest.raises((PeerLost, RuntimeError), match="rank 1 died"):
+            wait()
 
 
 def test_a_receive_from_any_rank_ends_when_the_communicator_does() -> None:

@@ -117,6 +117,14 @@ def test_a_monitored_barrier_names_the_first_or_all() -> None:
             monitored_barrier(dist.HashStore(), 0, SIZE, datetime.timedelta(seconds=0.01), wait_all_ranks)
 
 
+def test_a_monitored_barrier_ends_by_its_deadline() -> None:
+    for rank, said in ((0, "Rank 1 failed"), (1, r"Rank 1 .*: it did not come within 0\.5 s")):
+        started = time.monotonic()
+        with pytest.raises(CommTimeout, match=said):
+            monitored_barrier(dist.HashStore(), rank, 2, datetime.timedelta(seconds=0.5))
+        assert time.monotonic() - started < 0.95
+
+
 def all_come(comm: Communicator) -> None:
     group: Any = dist.group.WORLD
     if comm.rank == 2:

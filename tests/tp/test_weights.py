@@ -140,3 +140,5 @@ def test_random_weights_are_parts_of_one_tensor_and_differ_by_name_and_seed(dim)
     assert torch.equal(SOURCE.read("a", (6, 8), dim, part), whole.narrow(dim, 2, 3))
     assert not torch.equal(whole, SOURCE.read("b", (6, 8)))
     assert not torch.equal(whole, RandomWeights(6).read("a", (6, 8)))
+    assert abs(SOURCE.read("a", (64, 64)).mean()) < 0.1
+    assert SOURCE.read("a", (64,)).mean() > 0.8
