@@ -107,6 +107,12 @@ def test_a_policy_that_there_is_not_is_refused():
         RadixCache.restore(bytes(body) + checksum(body))
 
 
+def test_bytes_of_something_else_are_no_snapshot():
+    for bad in (bytes(500), b"commlix" + grown().snapshot()[7:]):
+        with pytest.raises(ValueError, match="are not a snapshot of a RadixCache"):
+            RadixCache.restore(bad)
+
+
 def test_another_version_is_refused():
     whole = bytearray(grown().snapshot())
     whole[8] = 2
