@@ -44,8 +44,9 @@ def test_a_rule_may_be_for_one_type_and_one_reduction() -> None:
 
 
 def test_a_range_may_be_of_one_size() -> None:
-    ends = [(64, "oneshot"), (65, "twoshot"), (None, "oneshot")]
-    table = table_of("\n".join([RULE, *(f"range algorithm=shm_{name} max_bytes={end or 1 << 60}" for end, name in ends)]))
+    ends = [(64, "oneshot"), (65, "twoshot"), (99, "oneshot")]
+    ranges = [f"range algorithm=shm_{name} max_bytes={end}" for end, name in ends]
+    table = table_of("\n".join([RULE, *ranges]))
     assert [chosen(table, size) for size in (64, 65, 66)] == [f"shm_{name}" for _, name in ends]
 
 
