@@ -52,3 +52,14 @@ def announce_too_much(comm: Communicator, offset: int) -> str:
 def test_a_tensor_that_is_announced_beyond_its_arena_is_not_read(offset: int) -> None:
     with Ranks(2, backend="shm", timeout_s=20.0, max_bytes=ARENA_BYTES) as ranks:
         assert "its memory is damaged" in ranks.run(announce_too_much, offset)[0]
+
+
+def fills_its_arena(comm: Communicator) -> bool:
+    comm.use(Plan.only({"all_reduce": "shm_symmetric"}, base=comm.plan))
+    x = comm.empty(ARENA_BYTES // 4).fill_(1)
+    return bool((comm.all_reduce(x) == comm.size).all())
+
+
+def test_a_tensor_may_end_where_its_arena_does() -> None:
+    with Ranks(2, backend="shm", timeout_s=20.0, max_bytes=ARENA_BYTES) as ranks:
+        assert ranks.run(fills_its_arena) == [True] * 2
