@@ -178,7 +178,7 @@ def test_tensors_that_share_memory_are_refused_unless_one_takes_the_others_place
     other_distance = both.view(-1).as_strided((2, 64), (64, 1), 64)
     dense = torch.ones(2, 64)
     in_8_bits = {"out": dense.view(torch.float8_e4m3fn)[:, :64], "quant": "fp8_token"}
-    for x, more in ((both[:, :64], {"out": other_distance}), (dense, in_8_bits)):
+    for x, more in ((other_distance, {"out": both[:, :64]}), (dense, in_8_bits)):
         with pytest.raises(ValueError, match="out and x share memory"):
             comm.all_reduce_rms_norm(x, None, weight, **more)
 

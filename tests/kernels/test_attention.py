@@ -143,6 +143,7 @@ REFUSED = [
     ({"starts": torch.zeros(1).int(), "tables": torch.zeros(6).int()}, "tables has 1 row, but q has 2 queries"),
     ({"tables": torch.zeros(2, 6).int()[:, ::2]}, "tables is not contiguous"),
     ({"tables": torch.zeros(2, 1).int().expand(2, 2**29)}, "tables has room for 2147483648 tokens of a request"),
+    ({"tables": torch.zeros(2, 1).int().expand(2, (2**31 - 2**16) // 4)}, "tables is not contiguous"),  # just fits
     ({"request_index": torch.zeros(4).int()[::2]}, "request_index is not contiguous"),
     ({"request_index": torch.zeros(2)}, "request_index is neither int32 nor int64"),
     ({"lengths": torch.zeros(2, 1).int()}, r"lengths has shape \[2, 1\]"),
