@@ -183,6 +183,12 @@ def test_tensors_that_share_memory_are_refused_unless_one_takes_the_others_place
             comm.all_reduce_rms_norm(x, None, weight, **more)
 
 
+def test_rows_may_lie_in_three_dimensions(comm: Communicator) -> None:
+    x, weight = drawn(0, 6, 64), torch.ones(64)
+    results = (comm.all_reduce_rms_norm(x.view(*shape), None, weight)[0] for shape in ((6, 64), (2, 3, 64)))
+    assert torch.equal(*(result.view(6, 64) for result in results))
+
+
 def rows_apart(comm: Communicator) -> list[str]:
     """Return the algorithms by which a result whose rows are apart is not the one whose rows are not."""
     base, wrong = comm.plan, []
