@@ -147,6 +147,11 @@ def test_an_output_that_is_no_tensor_is_named(comm):
         refuses(TypeError, rf"out of {call.strip()} is a numpy array, .* torch.from_numpy", run, comm, np.ones(2))
 
 
+def test_x_and_out_may_lie_one_behind_the_other(comm):
+    for x, out in ((X[:2], X[2:]), (X[2:], X[:2])):
+        comm.all_reduce(x, out=out)
+
+
 def test_a_tensor_of_another_kind_is_described(comm):
     for (call, run), (kind, (make, told)) in product(TAKES_X.items(), ELSEWHERE.items()):
         x = make()

@@ -140,6 +140,20 @@ def disagree_on_splits(comm: Communicator) -> str:
     return str(raised.value)
 
 
+def refuses_uneven_blocks(comm: Communicator) -> None:
+    x = torch.ones(2 * comm.size + 1)
+    with pytest.raises(ValueError, match=f"x has 7 elements, which {comm.size} ranks cannot share equally"):
+        comm.all_to_all_single(torch.empty_like(x), x)
+    for name in ("out_splits", "in_splits"):
+        others = {"out_splits": [3, 2, 2], "in_splits": [3, 2, 2]} | {name: None}
+        with pytest.raises(ValueError, match=f"{name} is not given and 7 rows cannot be divided into {comm.size}"):
+            comm.all_to_all_single(torch.empty_like(x), x, **others)
+
+
+def test_blocks_that_are_not_equal_need_splits(each_ranks: Ranks) -> None:
+    each_ranks.run(refuses_uneven_blocks, world=3)
+
+
 def test_splits_are_rows_of_each_tensor(each_ranks: Ranks) -> None:
     for call in (rows_to_each, equal_rows_without_splits):
         assert each_ranks.run(call, world=3) == [True] * 3

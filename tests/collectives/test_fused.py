@@ -138,6 +138,16 @@ def test_ranks_that_disagree_on_rows_or_form_are_told_both(algorithm: str) -> No
 REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("x has rows of 63, but must have a multiple of 8 up to 16384", {"x": torch.ones(2, 63)}),
     ("x is float64, but must be float32, float16 or bfloat16", {"x": torch.ones(2, 64, dtype=torch.float64)}),
+    ("x has rows of 16392, but must", {"x": torch.ones(1, 16392), "weight": torch.ones(16392)}),
+    ("x has no dimension, but must have rows", {"x": torch.tensor(1.0)}),
+    ("residual has shape (2, 1, 64), but x has (2, 64)", {"residual": torch.ones(2, 1, 64)}),
+    ("residual has shape (2, 32), but x has (2, 64)", {"residual": torch.ones(2, 32)}),
+    ("x has rows that are not contiguous, or not the same distance", {"x": torch.ones(2, 128)[:, ::2]}),
+    ("or not the same distance apart; first x = x.contiguous()", {"x": torch.ones(2, 3, 64)[:, :2]}),
+    ("weight has shape (1, 64), but x has rows of 64", {"weight": torch.ones(1, 64)}),
+    ("bias is bfloat16, but weight is float32", {"x": torch.ones(2, 64).bfloat16(), "bias": torch.ones(64).bfloat16()}),
+    ("scale is float16, but must be float32", {"quant": "fp8", "scale": torch.ones(1).half()}),
+    ("scale has 2 elements, but needs 1", {"quant": "fp8", "scale": torch.ones(2)}),
     ("residual has shape (3, 64), but x has (2, 64)", {"residual": torch.ones(3, 64)}),
     ("weight has shape (32), but x has rows of 64", {"weight": torch.ones(32)}),
     ("bias is float16, but must be float32", {"bias": torch.ones(64, dtype=torch.float16)}),
@@ -163,6 +173,20 @@ def test_tensors_that_share_memory_are_refused_unless_one_takes_the_others_place
         comm.all_reduce_rms_norm(torch.ones(2, 64), both[:, 64:], weight, out=both[:, 64:])
     with pytest.raises(ValueError, match="out and x share memory; pass the same tensor or separate tensors"):
         comm.all_reduce_rms_norm(both[:, :64], None, weight, out=both[:, 8:72])
+    for x, out in ((both[:1], both[1:]), (both[1:], both[:1])):  # one behind the other
+        comm.all_reduce_rms_norm(x, None, torch.ones(128), out=out)
+    other_distance = both.view(-1).as_strided((2, 64), (64, 1), 64)
+    dense = torch.ones(2, 64)
+    in_8_bits = {"out": dense.view(torch.float8_e4m3fn)[:, :64], "quant": "fp8_token"}
+    for x, more in ((other_distance, {"out": both[:, :64]}), (dense, in_8_bits)):
+        with pytest.raises(ValueError, match="out and x share memory"):
+            comm.all_reduce_rms_norm(x, None, weight, **more)
+
+
+def test_rows_may_lie_in_three_dimensions(comm: Communicator) -> None:
+    x, weight = drawn(0, 6, 64), torch.ones(64)
+    results = (comm.all_reduce_rms_norm(x.view(*shape), None, weight)[0] for shape in ((6, 64), (2, 3, 64)))
+    assert torch.equal(*(result.view(6, 64) for result in results))
 
 
 def rows_apart(comm: Communicator) -> list[str]:

@@ -15,8 +15,8 @@ HEADER_BYTES, RING, LINE_BYTES = 8192, 32, 64  # csrc/shm/layout.h
 ARENA_BYTES = 1 << 20
 
 
-def announce_too_much(comm: Communicator) -> str:
-    """Rank 1 answers rank 0 with a tensor that begins in its arena and ends beyond it."""
+def announce_too_much(comm: Communicator, offset: int) -> str:
+    """Rank 1 answers rank 0 with a tensor that ends beyond its arena."""
     comm.use(Plan.only({"all_reduce": "shm_symmetric"}, base=comm.plan))
     x = comm.empty(1001)
     if comm.rank == 0:
@@ -42,12 +42,24 @@ def announce_too_much(comm: Communicator) -> str:
         while (line := newest(0))[:8] == before[:8]:
             time.sleep(0.001)
         place = sections[1] + struct.unpack_from("Q", line)[0] % RING * LINE_BYTES
-        for at, data in ((8, line[8:16] + struct.pack("Q", ARENA_BYTES - 64) + line[24:]), (0, line[:8])):
+        for at, data in ((8, line[8:16] + struct.pack("Q", offset) + line[24:]), (0, line[:8])):
             memory.seek(place + at)
             memory.write(data)
     return ""
 
 
-def test_a_tensor_that_is_announced_beyond_its_arena_is_not_read() -> None:
+@pytest.mark.parametrize("offset", [ARENA_BYTES - 64, 1 << 40])
+def test_a_tensor_that_is_announced_beyond_its_arena_is_not_read(offset: int) -> None:
     with Ranks(2, backend="shm", timeout_s=20.0, max_bytes=ARENA_BYTES) as ranks:
-        assert "its memory is damaged" in ranks.run(announce_too_much)[0]
+        assert "its memory is damaged" in ranks.run(announce_too_much, offset)[0]
+
+
+def fills_its_arena(comm: Communicator) -> bool:
+    comm.use(Plan.only({"all_reduce": "shm_symmetric"}, base=comm.plan))
+    x = comm.empty(ARENA_BYTES // 4).fill_(1)
+    return bool((comm.all_reduce(x) == comm.size).all())
+
+
+def test_a_tensor_may_end_where_its_arena_does() -> None:
+    with Ranks(2, backend="shm", timeout_s=20.0, max_bytes=ARENA_BYTES) as ranks:
+        assert ranks.run(fills_its_arena) == [True] * 2

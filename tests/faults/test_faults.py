@@ -69,6 +69,15 @@ def receive_what_nobody_sends(comm: Communicator) -> None:
             comm.recv(torch.ones(3), 0)
 
 
+def send_what_nobody_receives(comm: Communicator) -> None:
+    if comm.rank == 1:
+        with pytest.raises(
+            CommTimeout, match=r"^rank 0 did not come to rank 1's send to rank 0 \(message #\d+\) within"
+        ):
+            for _ in range(100):
+                comm.send(torch.ones(3), 0)
+
+
 def rank_0_waits_least(world: World, **options: object) -> Communicator:
     return create(world, timeout_s=30.0 if world.rank else 1.0, **options)  # type: ignore[arg-type]
 
@@ -228,9 +237,10 @@ def test_late_ranks_are_named_and_all_raise_at_the_deadline(late: list[int]) -> 
         assert 0.9 < min(ranks.run(stay_away, late)) < 2.0  # the deadline is 1 s
 
 
-def test_a_message_that_nobody_sends_names_both_ranks() -> None:
+@pytest.mark.parametrize("call", [receive_what_nobody_sends, send_what_nobody_receives])
+def test_a_message_that_nobody_sends_or_receives_names_both_ranks(call: Callable[[Communicator], None]) -> None:
     with Ranks(2, backend="shm", timeout_s=1.0, max_bytes=ARENA_BYTES) as ranks:
-        ranks.run(receive_what_nobody_sends)
+        ranks.run(call)
 
 
 @pytest.mark.parametrize("last", [1, 2])

@@ -123,6 +123,13 @@ REFUSED = [
     ({"q": torch.zeros(2, 4, 8, dtype=torch.float64)}, "q is float64, but must be bfloat16"),
     ({"q": torch.zeros(2, 4, 512)}, "head_dim is 512, but must be from 1 to 256"),
     ({"q": torch.zeros(2, 4, 16)[..., ::2]}, "the last dimension of q is not contiguous"),
+    ({"q": torch.zeros(2, 4, 0), "scale": 1.0}, "head_dim is 0, but must be from 1"),
+    ({"q": torch.zeros(2, 4, 257)}, "head_dim is 257, but must be from 1 to 256"),
+    ({"out": torch.zeros(2, 4, 16)[..., ::2]}, "the last dimension of out is not contiguous"),
+    ({"out": torch.zeros(2, 4, 8).half()}, "out is float16 .*; they must be equal"),
+    ({"out": torch.zeros(2, 4)}, r"out is float32 \[2, 4\].*; they must be equal"),
+    ({"v_cache": torch.zeros(6, 4, 2, 16)[..., ::2]}, "the last dimension of v_cache is not contiguous"),
+    ({"k_cache": torch.zeros(6, 4, 0, 8), "v_cache": torch.zeros(6, 4, 0, 8)}, "q has 4 heads and the caches 0"),
     ({"q": torch.zeros(2, 3, 8)}, "q has 3 heads and the caches 2"),
     ({"k_cache": torch.zeros(6, 4, 2, 16)}, r"k_cache has shape \[6, 4, 2, 16\].*q has head_dim 8"),
     ({"k_cache": torch.zeros(6, 4, 2, 8, dtype=torch.float16)}, "k_cache is float16, but must be of q's type"),
@@ -131,10 +138,20 @@ REFUSED = [
     ({"tables": torch.zeros(1, 3, dtype=torch.int32)}, "tables has 1 row, but q has 2 queries; pass request_index="),
     ({"tables": torch.zeros(2, 3)}, "tables is neither int32 nor int64"),
     ({"starts": torch.zeros(2, dtype=torch.int32)}, "tables has 2 dimensions, but must have 1"),
+    ({"starts": torch.zeros(2, 1).int(), "tables": torch.zeros(6).int()}, "starts has 2 dimensions, but must have 1"),
+    ({"starts": torch.zeros(4).int()[::2], "tables": torch.zeros(6).int()}, "starts is not contiguous"),
+    ({"starts": torch.zeros(1).int(), "tables": torch.zeros(6).int()}, "tables has 1 row, but q has 2 queries"),
+    ({"tables": torch.zeros(2, 6).int()[:, ::2]}, "tables is not contiguous"),
+    ({"tables": torch.zeros(2, 1).int().expand(2, 2**29)}, "tables has room for 2147483648 tokens of a request"),
+    ({"tables": torch.zeros(2, 1).int().expand(2, (2**31 - 2**16) // 4)}, "tables is not contiguous"),  # just fits
+    ({"request_index": torch.zeros(4).int()[::2]}, "request_index is not contiguous"),
+    ({"request_index": torch.zeros(2)}, "request_index is neither int32 nor int64"),
+    ({"lengths": torch.zeros(2, 1).int()}, r"lengths has shape \[2, 1\]"),
     ({"lengths": torch.zeros(3, dtype=torch.int32)}, r"lengths has shape \[3\], but q has 2 queries"),
     ({"request_index": torch.zeros(3, dtype=torch.int32)}, r"request_index has shape \[3\]"),
     ({"out": torch.zeros(2, 4, 9)}, "out is .*; they must be equal"),
     ({"k_scale": torch.ones(3)}, "k_scale is .* with 1 element or 2"),
+    ({"k_scale": torch.ones(4)[::2]}, "k_scale is .*, contiguous"),
     ({"v_scale": torch.ones(2, dtype=torch.float64)}, "v_scale is .*, but must be a number, or float32"),
     ({"q": torch.zeros(2, 0, 8)}, "q has 0 heads and the caches 2: of q, 1 to 64 heads must read each"),
     ({"k_cache": torch.zeros(6, 0, 2, 8), "v_cache": torch.zeros(6, 0, 2, 8)}, "the caches have pages of 0 slots"),
@@ -150,6 +167,14 @@ def test_what_does_not_fit_is_refused():
     for changed, said in REFUSED:
         with pytest.raises(ValueError, match=said):
             decode_attention(**wrong(**changed))
+
+
+def test_each_tensor_lies_where_q_does():
+    others = {name: torch.zeros(2).int() for name in ("starts", "request_index")}
+    others |= {"out": torch.zeros(2, 4, 8), "k_scale": torch.ones(2), "v_scale": torch.ones(2)}
+    for name, x in {**wrong(), **others}.items():
+        with pytest.raises(ValueError, match=r"different devices \(.*meta"):
+            decode_attention(**wrong(**{name: x.to("meta")}))
 
 
 def test_64_heads_of_q_may_read_one_and_no_more():

@@ -147,6 +147,7 @@ BAD = {
     "conjugate weights": (dict(weights=WEIGHTS.to(torch.complex64).conj()), "lazy conjugate"),
     "weights with a gradient": (dict(weights=torch.nn.Parameter(WEIGHTS.clone())), "index has no backward"),
     "out of another shape": (dict(out=torch.zeros(4, 2)), r"the shape \[4, 2\], .* give \[2, 4\]"),
+    "out of more ids": (dict(out=torch.zeros(3, 4)), r"the shape \[3, 4\], .* give \[2, 4\]"),
     "out of another rank": (dict(out=torch.zeros(8)), r"out has the shape \[8\]"),
     "out of another type": (dict(out=torch.zeros(2, 4, dtype=torch.int32)), "different types"),
     "out not contiguous": (dict(out=torch.zeros(4, 2).t()), "out is not contiguous"),
@@ -168,6 +169,12 @@ def test_bad_input_is_refused_in_one_line():
         with pytest.raises(ValueError, match=words) as caught:
             index(arguments.pop("weights"), arguments.pop("ids"), **arguments)
         assert "\n" not in str(caught.value)
+
+
+def test_an_output_may_lie_next_to_what_is_read():
+    pool = torch.arange(44.0)
+    for weights, out in ((pool[:40], pool[40:]), (pool[4:], pool[:4])):
+        same_bits(index(weights.view(10, 4), torch.tensor([3]), out=out.view(1, 4)), weights[12:16].view(1, 4))
 
 
 def test_what_is_no_tensor_is_a_type_error():

@@ -130,6 +130,7 @@ BAD = {
     "negative window": (dict(extend_lens=-2), "extend_lens is -2, but must be 0 or more"),
     "negative capacity": (dict(capacity=-1), "capacity is -1, but must be 0 or more"),
     "pad beyond int32": (dict(pad=2**31), "pad is 2147483648, but must fit int32"),
+    "pad below int32": (dict(pad=-(2**31) - 1), "pad is -2147483649, but must fit int32"),
     "float lengths": (dict(seq_lens=SEQ.float()), r"neither int32 nor int64; pass seq_lens\.long"),
     "short lengths": (dict(extend_lens=EXTEND.short()), "extend_lens is neither int32"),
     "2-D lengths": (dict(seq_lens=SEQ[None]), r"seq_lens has 2 dimensions, but must have 1, .*pass seq_lens\.flatten"),
@@ -140,12 +141,17 @@ BAD = {
     "too many tokens": (dict(extend_lens=torch.tensor([LARGEST, 1]), capacity=1), "more than 2147483647 tokens"),
     "far too many tokens": (dict(extend_lens=torch.tensor([2**63 - 1, 2**63 - 1])), "more than 2147483647 tokens"),
     "a window of too many": (dict(extend_lens=2**62, capacity=1), "more than 2147483647 tokens"),
+    "the largest window": (
+        dict(extend_lens=LARGEST, seq_lens=SEQ[:1], capacity=1),
+        "the requests have 2147483647 new tokens, but the outputs hold 1",
+    ),
     "too long a request": (dict(seq_lens=torch.tensor([1, 2**31])), r"seq_lens\[1\] is 2147483648, but the outputs"),
     "capacity and out": (dict(capacity=5, out=poisoned(5, 2)), "capacity is 5, but out has one too; pass one of them"),
     "out of other requests": (dict(out=poisoned(5, 3)), "cu_seqlens has 4 elements, but must have 3; pass an out of"),
     "out of two capacities": (out_with(positions=POOL[:4]), "positions has 4 .* must have 5"),
     "two totals": (out_with(total=POOL[:2]), "total has 2 elements, but must have 1"),
     "out of another type": (out_with(clipped=POOL[:5].long()), "clipped must be int32, contig"),
+    "2-D out": (out_with(positions=POOL[:5].view(5, 1)), "positions must be int32, contiguous and of 1 dimension"),
     "out with steps": (out_with(expanded=POOL[:10:2]), "expanded must be int32, contiguous"),
     "in each other": (out_with(positions=POOL[:5], expanded=POOL[4:9]), "overlaps expanded; pass"),
     "in the lengths": (dict(seq_lens=POOL[:2], **out_with(total=POOL[1:2])), "total overlaps seq_lens"),
@@ -159,6 +165,11 @@ def test_bad_input_is_refused_in_one_line():
         with pytest.raises(ValueError, match=words) as caught:
             metadata(**arguments)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pad", [-(2**31), LARGEST])
+def test_the_pad_may_be_any_int32(pad):
+    check(metadata(EXTEND, SEQ, 3, capacity=9, pad=pad), [2, 3], [7, 3], 3, rest=pad)
 
 
 def test_what_is_no_tensor_is_a_type_error():

@@ -58,6 +58,10 @@ BAD = {
     "a row in pieces": (dict(v_cache=None, k_cache=torch.zeros(10, 2, 9)[..., :8]), "k_cache are 9 elements apart"),
     "other type": (dict(k=ROWS.half()), "k is float16, but its cache is float32; convert k"),
     "v of another type": (dict(v_cache=CACHE.int(), v=ROWS.int()), "k is float32 for float32 and v is int32 for int32"),
+    "two kinds of 8 bits": (
+        dict(k_cache=CACHE.to(FP8), v_cache=CACHE.to(torch.float8_e5m2)),
+        "k is float32 for float8_e4m3fn and v is float32 for float8_e5m2; pass K and V of one type",
+    ),
     "double into 8 bits": (dict(**IN_FP8, k=ROWS.double()), "k is float64, but its cache is float8_e4m3fn"),
     "8 bits into bfloat16": (dict(k_cache=CACHE.bfloat16(), k=ROWS.to(FP8)), "k is float8_e4m3fn, but its cache is bf"),
     "bytes are not 8-bit floats": (dict(k_cache=CACHE.byte(), v_cache=CACHE.byte()), "k is float32, but .* uint8"),

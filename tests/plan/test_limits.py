@@ -132,6 +132,17 @@ def test_a_communicator_with_a_limit_runs_what_is_best_on_so_few() -> None:
     assert ask(plan, [gather(1 << 20), gather(1 << 20, 8)], limit=20) == wanted
 
 
+def test_what_takes_just_the_limit_of_a_communicator_is_not_cut_down() -> None:
+    plan = plan_of({**USUAL, "curve": [pipe(16)]})
+    assert [ask(plan, [gather(1 << 20)], limit)[0][1] for limit in (131, 132)] == [16, 132]
+
+
+def test_a_limited_call_that_no_rule_covers_has_nothing() -> None:
+    symmetric = plan_with({"op": "all_gather", "placement": "symmetric", "ranges": [{"algorithm": "lsa_oneshot"}]})
+    for limit in (8, SPARING):
+        assert ask(symmetric, [gather(64, limit), gather(64, limit, "symmetric")]) == [NOTHING] * 2
+
+
 def test_what_is_best_on_so_few_is_only_for_sizes_that_the_range_takes() -> None:
     curve = [point(16, "lsa_oneshot", blocks=16, **TILES)]
     plan = plan_of({**USUAL, "align": 16, "curve": curve}, fallback=[{"algorithm": "nccl_direct"}])

@@ -35,6 +35,26 @@ def test_a_plan_that_is_refused_changes_nothing() -> None:
     assert chosen(table) == "shm_oneshot"
 
 
+def test_a_rule_may_be_for_one_type_and_one_reduction() -> None:
+    rules = [f"{RULE}\nrange algorithm=shm_{name}" for name in ("twoshot", "oneshot")]
+    table = table_of("\n".join([rules[0].replace("dtype=* redop=*", "dtype=float32 redop=max"), rules[1]]))
+    calls = product(("float32", "int16"), ("max", "sum"))
+    answers = [table.choose("all_reduce", dtype, redop, 8, False, False) for dtype, redop in calls]
+    assert answers == ["shm_twoshot", *["shm_oneshot"] * 3]
+
+
+def test_a_range_may_be_of_one_size() -> None:
+    ends = [(64, "oneshot"), (65, "twoshot"), (99, "oneshot")]
+    ranges = [f"range algorithm=shm_{name} max_bytes={end}" for end, name in ends]
+    table = table_of("\n".join([RULE, *ranges]))
+    assert [chosen(table, size) for size in (64, 65, 66)] == [f"shm_{name}" for _, name in ends]
+
+
+def test_an_alignment_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="align is 0; 1 takes every size"):
+        table_of(f"{RULE}\nrange algorithm=shm_oneshot align=0")
+
+
 def test_a_row_bounds_what_a_plan_may_say() -> None:
     for op, algorithm, params, message in (
         ("broadcast", "shm_twoshot", {}, "broadcast has no algorithm 'shm_twoshot' on shm"),

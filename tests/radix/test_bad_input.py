@@ -24,6 +24,7 @@ BAD = {
     "negative slot": (lambda c, h: c.insert(ids(7), np.array([-1], np.int32)), ValueError, r"slots\[0\] is -1"),
     "unlock below zero": (lambda c, h: c.unlock(h), ValueError, "is not locked, but unlock.. takes back one lock"),
     "dead handle": (lambda c, h: c.lock(h + 2**32), ValueError, "is dead"),
+    "handle of no node": (lambda c, h: c.lock(2**31 - 1), ValueError, "handle 2147483647 is dead"),
     "endless handle": (lambda c, h: c.lock(2**80), ValueError, "does not fit 64 bits"),
     "text as handle": (lambda c, h: c.lock("a"), TypeError, "handle is of type str"),
     "evict too much": (lambda c, h: c.evict(5), ValueError, "asked for 5 tokens, but 1 are evictable and 3 locked"),

@@ -100,11 +100,19 @@ def test_lies_with_a_right_checksum_do_not_crash():
     assert refused > 1000
 
 
-def test_a_policy_that_there_is_not_is_refused():
+@pytest.mark.parametrize(("at", "value"), [(12, 0), (16, len(POLICIES)), (32, 2**64 - 2)])
+def test_a_page_size_policy_or_capacity_that_there_is_not_is_refused(at, value):
     body = bytearray(grown().snapshot()[:-8])
-    body[16] = len(POLICIES)
+    size = 8 if at == 32 else 4
+    body[at : at + size] = value.to_bytes(size, "little")
     with pytest.raises(ValueError, match="options"):
         RadixCache.restore(bytes(body) + checksum(body))
+
+
+def test_bytes_of_something_else_are_no_snapshot():
+    for bad in (bytes(500), b"commlix" + grown().snapshot()[7:]):
+        with pytest.raises(ValueError, match="are not a snapshot of a RadixCache"):
+            RadixCache.restore(bad)
 
 
 def test_another_version_is_refused():
