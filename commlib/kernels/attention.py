@@ -99,7 +99,7 @@ def decode_attention(  # noqa: PLR0913
         raise ValueError(f"split_tokens is {split_tokens}, but must be above 0, or None")
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     dim, hnd = q.shape[-1], layout == "HND"
-    rest = (tables, lengths, starts, request_index, dim**-0.5 if scale is None else scale)
+    rest = (tables, lengths, starts, request_index, (dim or 1) ** -0.5 if scale is None else scale)
     if plain and not compiling():
         k, v = in_pages(k_cache, dim, hnd), in_pages(v_cache, dim, hnd)
         _run(Call(out, q, k, v, *rest, (k_scale, v_scale), split_tokens or 0))
