@@ -257,7 +257,7 @@ def test_a_page_and_its_markdown_have_every_part_and_what_comes_from_outside_is_
         "name", "Title_of", "<svg></svg>", [("warn", EVIL)], [table], ["commlib doctor"], [EVIL, "`code_of`"]
     )
     text, page = markdown(section), html(EVIL, EVIL, [section, section])
-    for part in ("# Title\\_of", "| 1 | \\<script>", "```text\ncommlib doctor\n```", "- `code_of`"):
+    for part in ("# Title_of", "| 1 | \\<script>", "```text\ncommlib doctor\n```", "- `code_of`"):
         assert part in text
     assert page.count("&lt;script&gt;alert(1)") == 2 + 2 * 3 + 1  # the title stands twice
     for part in (

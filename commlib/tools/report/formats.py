@@ -64,7 +64,7 @@ def markdown_table(columns: Sequence[Column], items: Iterable[Any]) -> list[str]
 def escaped(text: str) -> str:
     """Take their meaning in markdown from the characters of a text, but for what stands between backticks."""
     parts = re.split(CODE, text)  # every second one is code
-    return "".join(part if at % 2 else _inert(part, ("\\", "*", "_", "<", "#", "](")) for at, part in enumerate(parts))
+    return "".join(part if at % 2 else _inert(part, ("\\", "*", "<", "#", "](")) for at, part in enumerate(parts))
 
 
 def _cells(cells: Sequence[str]) -> str:
