@@ -116,8 +116,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(tmp_path: Path, quic
         time.sleep(1.5)
         return True
 
-    assert f"commlib report -o {folder}" in interrupted((*words, "metadata,radix,plan"), begun, quick_python)
-    assert is_done(folder, "metadata") and not is_done(folder, "radix")
+    assert f"commlib report -o {folder}" in interrupted((*words, "metadata,attention,plan"), begun, quick_python)
+    assert is_done(folder, "metadata") and not is_done(folder, "attention")
     done = command(*words, "metadata,plan,environment")
     assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["plan", "done"], ["environment", "done"]]
     page = (folder / "report.html").read_text(encoding="utf-8")
