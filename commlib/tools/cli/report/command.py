@@ -25,7 +25,7 @@ from commlib.tools.report.run import first_signal_interrupts
 STATE = "report.json"  # the settings of a folder
 COLOURS = {"done": "green", "failed": "red", "interrupted": "yellow"}
 LIMIT_S = {"quick": 600.0, "usual": 1200.0, "all": 3600.0}  # of one step: then it hangs
-STOP_S = 20.0  # after Ctrl-C a step writes what it has
+STOP_S, STOP_SIGNALS = 4.0, 5  # after Ctrl-C a step writes what it has: the time between signals, and how many
 INTERRUPTED = 130
 MPIEXEC = Path(sys.executable).with_name("mpiexec")  # of the extra mpi: collectives are measured next to MPI, too
 
@@ -130,9 +130,11 @@ def run(arguments: Sequence[str], log: Path, limit_s: float) -> bool:
         except subprocess.TimeoutExpired:
             errors.write(f"\n{shlex.join(['commlib', *arguments])} did not end within {limit_s:g} s\n".encode())
         except KeyboardInterrupt:
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, signal.SIGINT)
-                process.wait(STOP_S)
+            for _ in range(STOP_SIGNALS):  # an import may swallow one
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, signal.SIGINT)
+                    process.wait(STOP_S)
+                    break
             return True
         finally:
             with suppress(ProcessLookupError):  # whatever is left of it, ranks included
