@@ -52,8 +52,11 @@ def opening(document: Mapping[str, Any]) -> list[str]:
     ]
     if limit["what"]:  # the ranks have started
         rate = f"{limit['busbw']:.2f} GB/s, " if limit["busbw"] else ""
-        more = "; %lim is busbw's share of it, above 100 where a cache holds more than in these copies" if rate else ""
-        lines.append(f"limit: {rate}{limit['what']}{more}")
+        sizes = ", ".join(f"{size_text(size)} {speed:.3g}" for size, speed in limit.get("by_size") or ())
+        of_size = (
+            f" (by size: {sizes}); %lim is busbw's share of that of its size" if sizes else "; %lim is busbw's share"
+        )
+        lines.append(f"limit: {rate}{limit['what']}{of_size if rate else ''}")
         if config["baseline"]:
             what = f"speed-up: the time of {config['baseline']} over this time, and of the middle four fifths of blocks"
             lines.append(f"{what}; none where blocks differ by more than {AGREE:.0%} (~)")

@@ -153,6 +153,8 @@ def _others(document: Mapping[str, Any]) -> Iterator[str]:
     ]
     if others := ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(document["rows"]))):
         more = f" and {len(won) - NAMED} more" if len(won) > NAMED else ""
+        noisy = sum(not (steady(ours) and steady(best)) for _, ours, best in ratios)
+        more += f"; {noisy} of {len(ratios)} too noisy to tell (~)" * bool(noisy)
         yield f"# others: {others}; faster than ours: {', '.join(won[:NAMED]) or 'none of them'}{more}"
 
 

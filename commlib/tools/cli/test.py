@@ -71,7 +71,7 @@ def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None
         for row in _check(size, backend, names, quick):
             report.rows.append(row)
             state = click.style("FAIL", fg="red") if row["wrong"] else click.style("ok", fg="green")
-            result.say(f"{counted(size, 'rank'):<7}  {row['op']:<16} {row['algorithm']:<18} {state}")
+            result.say(f"{counted(size, 'rank'):<7}  {row['op']:<16} {row['algorithm']:<22} {state}")
             if row["wrong"]:
                 result.say(f"    {row['wrong']}")
     spent, failed = time.perf_counter() - start, sum(bool(row["wrong"]) for row in report.rows)

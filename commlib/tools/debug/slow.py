@@ -245,9 +245,11 @@ def sentences(records: Sequence[Record], job: Job, slow: Slowness) -> list[str]:
 
 
 def _late_text(one: RankTime, seconds: float, where: Counter[str]) -> str:
-    each_ms = one.keeps * seconds / max(one.calls, 1) * 1e3
-    text = f"rank {one.rank} is late: the others wait for it {one.keeps:.0%} of the time, {each_ms:.3g} ms for each of "
-    text += counted(one.calls, "call")
+    text = f"rank {one.rank} is late: the others wait for it {one.keeps:.0%} of the time, "
+    if one.calls:
+        text += f"{one.keeps * seconds / one.calls * 1e3:.3g} ms for each of {counted(one.calls, 'call')}"
+    else:
+        text += "and no call has ended: see `commlib debug`"
     for place, count in where.most_common(1):
         text += f"; then {place} ({count} of {counted(where.total(), 'look')})"
     return text
