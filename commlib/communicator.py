@@ -34,7 +34,7 @@ from commlib.core.setup import check_same_settings, choose_plan, pin_core, send_
 from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
-from commlib.errors import Closed, CommError, limits_of, meant, no_unknown
+from commlib.errors import CLOSED_TEXT, Closed, CommError, limits_of, meant, no_unknown
 from commlib.native import library
 from commlib.plan import Explanation, Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Query, size_text
@@ -854,7 +854,7 @@ class Communicator:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed
+            raise Closed(CLOSED_TEXT)
 
 
 _OPEN: WeakSet[Communicator] = WeakSet()

@@ -36,8 +36,8 @@ class PlanMismatch(CommError):
 class Closed(CommError, ValueError):
     """The communicator was closed before this call; this is a ValueError and a CommError."""
 
-    def __init__(self, text: str = "this communicator is closed; call commlib.init() for a new one") -> None:
-        super().__init__(text)
+
+CLOSED_TEXT = "this communicator is closed; call commlib.init() for a new one"
 
 
 class Unsupported(CommError):

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from commlib.errors import Closed, Unsupported
+from commlib.errors import CLOSED_TEXT, Closed, Unsupported
 from commlib.native import library
 
 GroupT = TypeVar("GroupT", "library.ShmGroup", "library.NcclGroup")
@@ -124,7 +124,7 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
     def native_group(self) -> GroupT:
         """The native half; an error once it is closed."""
         if self._group is None:
-            raise Closed
+            raise Closed(CLOSED_TEXT)
         return self._group
 
     def calls(self) -> library.Calls:

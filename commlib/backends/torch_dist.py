@@ -23,7 +23,7 @@ from commlib.bootstrap.store import ANSWER_S, source_address
 from commlib.bootstrap.tcp import host_address, served
 from commlib.bootstrap.world import World, named
 from commlib.debug.jobs import ELSEWHERE
-from commlib.errors import KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
+from commlib.errors import CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
 from commlib.native import library
 from commlib.worker import Worker
 
@@ -260,7 +260,7 @@ class TorchBackend(Backend):
         """Drop a group that this backend made; its store stays where others may read there what ended it."""
         failed = bool(self._ended)
         if not failed:
-            self._ended, self._kind = str(Closed()), Closed
+            self._ended, self._kind = CLOSED_TEXT, Closed
         self._recorded.close()
         if self._is_ours:
             if self.device.type == "cuda" and not isinstance(self.group, _Closed):
@@ -334,4 +334,4 @@ class _Closed:
 
     def __getattr__(self, name: str) -> Any:
         self._backend.check()
-        raise Closed
+        raise Closed(CLOSED_TEXT)

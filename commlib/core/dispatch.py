@@ -17,7 +17,7 @@ import torch
 from commlib import env
 from commlib.collectives.signatures import SIGNATURES
 from commlib.core.work import COLLECTIVE_CALLS, StreamExecutor, ThreadExecutor, Work
-from commlib.errors import Closed
+from commlib.errors import CLOSED_TEXT, Closed
 from commlib.native import library
 from commlib.plan.rules import SPARING
 
@@ -151,14 +151,14 @@ class Dispatcher:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed
+            raise Closed(CLOSED_TEXT)
 
 
 class _Closed:
     """The calls after close(): also for a thread that looked at `detour` just before."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise Closed
+        raise Closed(CLOSED_TEXT)
 
 
 CLOSED = cast("library.Calls", _Closed())

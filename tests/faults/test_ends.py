@@ -60,8 +60,9 @@ def test_a_process_ends_with_its_own_code_and_its_peer_hears_of_it_at_once(
     assert codes == [CODES[way], 0], said
     assert "terminate called" not in said[0]
     began = float(said[0].split("\n", 1)[0])
-    kind, heard, text = said[1].split(" ", 2)
-    assert kind == "PeerLost", text
+    _, lost, text = said[1].rpartition("PeerLost ")  # before it, torch may log that the store has gone, too
+    assert lost, said[1]
+    heard = text.split(" ", 1)[0]
     assert float(heard) - began < NOTICE_S
 
 
