@@ -1,6 +1,6 @@
 """Make the same fault with torch's process group and with commlib, and let torch's fr_trace read both flight recorders.
 
-python benchmarks/flight.py --device cuda -o flight.json    # NCCL's own dump beside that of `commlib debug --dump`
+python benchmarks/flight.py --device cuda -o flight.json    # NCCL's own dump next to that of `commlib debug --dump`
 python benchmarks/flight.py                                 # ours alone, on shared memory
 
 Two ranks make the same calls, until rank 1 leaves one out, or makes one of another size or operation, or none any more.

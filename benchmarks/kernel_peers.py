@@ -34,7 +34,7 @@ extern "C" __global__ void probe(const long long* ids, const char* from, long lo
 
 
 def candidates(kernel: str, case: Any, inputs: Any) -> dict[str, Call | str]:
-    """Return the calls that a kernel is measured beside."""
+    """Return the calls that a kernel is measured next to."""
     if kernel == "index":
         options = {"output": inputs.out, "vocab_range": inputs.vocab_range}
         gather = _upstream("index", "indexing", inputs.weights, inputs.ids, **options)

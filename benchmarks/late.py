@@ -3,7 +3,7 @@
     python benchmarks/late.py -o late.json
 
 All ranks sleep on the device until the host has launched everything; the last rank sleeps longer. The others wait for
-it in their first call, and it waits for them in its second. Ours by the plan beside NCCL's call; medians of the rounds.
+it in their first call, and it waits for them in its second. Ours by the plan and NCCL's call; medians of the rounds.
 """
 
 from __future__ import annotations

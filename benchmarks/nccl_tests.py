@@ -1,4 +1,4 @@
-"""nccl-tests as an independent check: its all-reduce beside ours through NCCL, on the same machine in the same minutes.
+"""nccl-tests as an independent check: its all-reduce next to ours, in the same minutes.
 
     python benchmarks/nccl_tests.py DIR/build/all_reduce_perf -o check.json
 

@@ -1,4 +1,4 @@
-"""Time all_reduce_rms_norm by each algorithm beside all_reduce and a norm, and beside other libraries.
+"""Time all_reduce_rms_norm by each algorithm next to all_reduce and a norm, and next to other libraries.
 
     commlib run -n 2 python benchmarks/norms.py -o norms.json
     commlib run -n 2 python benchmarks/norms.py --tokens 1,16,256 --widths 8192 --quant fp8_token

@@ -1,4 +1,4 @@
-"""RadixCache beside radix trees in Python, on five traces, in one run: requests per second of each.
+"""RadixCache next to radix trees in Python, on five traces, in one run: requests per second of each.
 
     python benchmarks/radix_trees.py --native build/radix_rates -o benchmarks/results/radix_trees_xeon.json
     python benchmarks/radix_trees.py --minisgl DIR    # DIR: python/ of a checkout of mini-sglang

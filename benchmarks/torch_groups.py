@@ -1,4 +1,4 @@
-"""The calls of torch.distributed through commlib's group beside NCCL's, or gloo's on the CPU; and a decode step.
+"""The calls of torch.distributed through commlib's group next to NCCL's, or gloo's on the CPU; and a decode step.
 
     python benchmarks/torch_groups.py -o torch_groups.json
 

@@ -1,4 +1,4 @@
-"""Time a layer of prompts between two attentions: calls after the products, and beside them, in chunks of tokens.
+"""Time a layer of prompts between two attentions: calls after the products, and next to them, in chunks of tokens.
 
     export COMMLIB_MAX_BYTES=1G                                                # tokens lie there twice, for engines
     commlib run -n 2 python benchmarks/tp_prefill.py -o tp_prefill.json        # on GPUs: a layer of Llama 2 70B
@@ -127,7 +127,7 @@ class Prefill:
     def tune(
         self, tokens: Sequence[int], how: int | str, chunks: Sequence[Chunks], seconds: float
     ) -> dict[int, Chunks]:
-        """Measure a rule beside the fused call, of calls on so many multiprocessors or of engines."""
+        """Measure a rule next to the fused call, of calls on so many multiprocessors or of engines."""
         engines = how == ENGINES
         self._use(self.comm, False, sms=WAITS_SMS if engines else int(how), engines=engines)
         return tune_pipeline(self.pipeline, self.model.between, tokens, chunks, seconds)

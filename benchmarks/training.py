@@ -36,7 +36,7 @@ Step = Callable[[], torch.Tensor]
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a short cut."""
+    """Two convolutions next to a short cut."""
 
     def __init__(self, given: int, width: int) -> None:
         super().__init__()

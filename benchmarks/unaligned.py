@@ -1,4 +1,4 @@
-"""Time collectives on tensors that are not aligned, beside the same call on tensors that are.
+"""Time collectives on tensors that are not aligned, next to the same call on tensors that are.
 
     commlib run -n 2 python benchmarks/unaligned.py -o unaligned.json
     commlib run -n 2 python benchmarks/unaligned.py --ops all_reduce --sizes 1K,64M --dtype float32

@@ -139,7 +139,7 @@ def test_the_first_screen_has_a_chart_who_is_the_fastest_and_what_is_wrong_then_
     text = " ".join(line for look, line in texts if look)
     for part in ("Step index failed: why", "mpi (broken)", "plan, correctness.", "not complete: interrupted"):
         assert part in text
-    assert "commlib bench -n 2" in (folder / "made.md").read_text(encoding="utf-8")
+    assert " ".join(command.command_line(["bench", "-n", "2"])) in (folder / "made.md").read_text(encoding="utf-8")
 
 
 def test_without_matplotlib_a_page_has_its_tables_and_a_line(monkeypatch, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""torch.distributed as its users call it: what bench measures beside our algorithms."""
+"""torch.distributed as its users call it: what bench measures next to our algorithms."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 
-from commlib.counts import counted
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
 from commlib.tools.baselines.kernels.measure import Settings
 from commlib.tools.report.document import Document, Kind, Report, Row
@@ -164,7 +163,7 @@ def _versus(above: Candidate | None, ours: Candidate | None) -> Row | None:
     """Return how many times as long as ours another takes; of ours, the best of the peers."""
     if above is None or above.timed is None or ours is None or ours.timed is None:
         return None
-    ratio = ratio_row(above.timed.times_s, ours.timed.times_s, seed=0)
+    ratio = ratio_row(above.timed.times_s, ours.timed.times_s)
     return None if ratio is None else {"of": above.label, **ratio}
 
 
@@ -182,13 +181,6 @@ def title(row: Row) -> str:
     else:
         parts = [f"dim {row['dim']}", row["type"], row["pattern"], row["heat"]]
     return ", ".join(filter(None, [kernel, *parts, graph]))
-
-
-def place(row: Row) -> str:
-    """Name the case of a row within its series."""
-    if row["kernel"] == "radix":
-        return f"{row['variant']} {row['n']} {row['detail']}"
-    return f"{row['n']} x {counted(row['length'], 'token')}" if row["kernel"] == "attention" else f"n {row['n']}"
 
 
 def _figure(name: str, key: str, unit: str = "(us)", width: int = 7, spare: int = 0) -> Column:

@@ -48,7 +48,6 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # click has one since
         return seconds
 
 
-POSITIVE = Finite(0, min_open=True)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 

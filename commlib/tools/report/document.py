@@ -127,7 +127,7 @@ class Report(ABC):
 
     @abstractmethod
     def content(self) -> dict[str, Any]:
-        """Return what this kind has beside that."""
+        """Return what this kind has in addition."""
 
 
 def unpacked(content: Any) -> list[Any]:

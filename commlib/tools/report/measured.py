@@ -17,13 +17,13 @@ def percentiles_us(measured: Measurement, percents: Sequence[int] = (0, 10, 50, 
     return {f"p{p}": round(measured.percentile_s(p) * 1e6, 4) for p in percents}
 
 
-def ratio_row(above: Sequence[float], below: Sequence[float], seed: int) -> dict[str, Any] | None:
+def ratio_row(above: Sequence[float], below: Sequence[float]) -> dict[str, Any] | None:
     """Return how many times as long as `below` the blocks of `above` take; None where there are too few."""
     from commlib.tools.timing import ratio_of_medians
 
     if min(len(above), len(below)) < MIN_BLOCKS:
         return None
-    return {name: round(value, 4) for name, value in asdict(ratio_of_medians(above, below, seed)).items()}
+    return {name: round(value, 4) for name, value in asdict(ratio_of_medians(above, below)).items()}
 
 
 def outcome(versus: Mapping[str, float] | None) -> str:

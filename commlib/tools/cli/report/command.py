@@ -117,9 +117,7 @@ def measure(folder: Path, settings: Settings, names: Sequence[str]) -> bool:
 
 def run(arguments: Sequence[str], log: Path, limit_s: float) -> bool:
     """Run a command of commlib, with what it writes on stderr in a file; return whether Ctrl-C ended it."""
-    command = [sys.executable, "-m", "commlib", *arguments]
-    if arguments[:2] == ["bench", "-n"] and "--graph" not in arguments and MPIEXEC.exists():
-        command = [str(MPIEXEC), "-n", arguments[2], *command[:4], *arguments[3:]]
+    command = command_line(arguments, str(MPIEXEC), (sys.executable, "-m", "commlib"))
     with log.open("wb") as errors, first_signal_interrupts():
         # A session of its own: Ctrl-C is passed on once, and what it started ends with it.
         process = subprocess.Popen(
@@ -128,7 +126,7 @@ def run(arguments: Sequence[str], log: Path, limit_s: float) -> bool:
         try:
             process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            errors.write(f"\n{shlex.join(['commlib', *arguments])} did not end within {limit_s:g} s\n".encode())
+            errors.write(f"\n{shlex.join(command_line(arguments))} did not end within {limit_s:g} s\n".encode())
         except KeyboardInterrupt:
             for _ in range(STOP_SIGNALS):  # an import may swallow one
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -143,6 +141,15 @@ def run(arguments: Sequence[str], log: Path, limit_s: float) -> bool:
         if code < 0:
             errors.write(f"\nended by {signal.Signals(-code).name}\n".encode())
     return False
+
+
+def command_line(
+    arguments: Sequence[str], mpiexec: str = "mpiexec", program: Sequence[str] = ("commlib",)
+) -> list[str]:
+    """Return the command of a step: collectives of CPUs start under mpiexec, where it is there."""
+    if arguments[:2] == ["bench", "-n"] and "--graph" not in arguments and MPIEXEC.exists():
+        return [mpiexec, "-n", arguments[2], *program, "bench", *arguments[3:]]
+    return [*program, *arguments]
 
 
 def why_failed(log: Path) -> str:

@@ -11,7 +11,7 @@ from commlib.counts import counted
 from commlib.tools.bench import which
 from commlib.tools.cli.doctor.checks import home_as_tilde
 from commlib.tools.cli.doctor.command import JOBS
-from commlib.tools.cli.report.command import why_failed
+from commlib.tools.cli.report.command import command_line, why_failed
 from commlib.tools.cli.report.steps import STEPS, Settings, load
 from commlib.tools.report import chart
 from commlib.tools.report.figures import size_text
@@ -34,7 +34,7 @@ def write_pages(folder: Path, settings: Settings) -> list[tuple[str, str]]:
     texts = [*_results(documents), *_problems(folder, documents)]
     sections = [_summary(documents, texts, {**machine, **vars(settings)})]
     sections += [section for name in documents for section in _sections(name, documents[name])]
-    commands = [join(["commlib", *STEPS[name].arguments(settings)]) for name in documents]
+    commands = [join(command_line(STEPS[name].arguments(settings))) for name in documents]
     sections.append(Section("made", "How this was made", text=[("", "Each command wrote NAME.json.")], code=commands))
     for section in sections:
         write(folder / f"{section.name}.md", markdown(section))
