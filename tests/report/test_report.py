@@ -133,6 +133,15 @@ def test_the_head_comes_before_the_start_and_only_what_came_to_it_after(capsys, 
         assert capsys.readouterr().out == printed
 
 
+@pytest.fixture
+def hangs_up():
+    """A hangup ends us, also where nohup started these tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_what_was_measured_and_a_second_one_waits(asked, capsys, monkeypatch, tmp_path) -> None:
     closing, path, report = Plain.closing, tmp_path / "x.json", Sizes()
@@ -179,6 +188,7 @@ def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_it(
     assert json.loads(path.read_text())["rows"] == ROWS
 
 
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_reported_from_a_call_that_never_ends(asked: signal.Signals) -> None:
     script = (
