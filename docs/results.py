@@ -156,7 +156,8 @@ def _shown(key: str, value: Any) -> bool:
 
 def _calls(rows: Sequence[Any]) -> list[list[Any]]:
     """Divide rows into the calls whose times compare: of one kind and size."""
-    return [list(call) for call in grouped(measured(rows), lambda row: (*series_of(row), row["size"]))]
+    calls = grouped(measured(rows), lambda row: (*series_of(row), row["size"]))
+    return sorted((list(call) for call in calls), key=lambda call: call[0]["size"])
 
 
 def _compared(document: Mapping[str, Any], call: Sequence[Any]) -> Row | None:
@@ -180,7 +181,7 @@ def _pivot(common: Sequence[str], line: str, column: str, value: str, rows: Sequ
         name = ", ".join(f"{key} {table[0][key]}" for key in shared if table[0].get(key) not in (None, "", False))
         yield from (f"**{name}** `{value}`" if name else f"`{value}`", "")
         lines: dict[Any, Row] = {}
-        for row in table:
+        for row in sorted(table, key=lambda row: row[line] if isinstance(row[line], int | float) else 0):
             at = lines.setdefault(row[line], {line: _size(row[line]) if line in ("size", "bytes") else str(row[line])})
             at[f"{row[column]}"] = fitted(row.get(value), 9)
         yield from (*_table(list(lines.values())), "")
