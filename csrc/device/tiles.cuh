@@ -156,6 +156,7 @@ class TileChannel {
                              ((seen ^ job_.signature) & ((1u << kSignatureBits) - 1)) != 0;
         if (foreign) {
           over = patience.gives_up(job_, peer, seen, number << kSignatureBits | job_.signature);
+          there = before;  // it is none of this call's, and the first answer is always no
         } else if (there == before && patience.runs_out() &&
                    (stage == kScatter || scattered == steps)) {
           // A peer that waits itself gathers nothing: who did not scatter is to blame.

@@ -17,7 +17,7 @@ from commlib.errors import BuildFailed
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks
 from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED, has_other_bits
-from tests.gpu.faults import error_of, finish
+from tests.gpu.faults import error_of, finish, together
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank
 from tests.gpu.rows import drawn, of_ranks
@@ -159,7 +159,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_launched(nccl_ranks: Ran
         assert shape == "out has shape (2, 64), but x has (2, 128)"
 
 
-def disagree(comm: Communicator, algorithm: str, how: str) -> str:
+def disagree(comm: Communicator, algorithm: str, how: str, at_once: bool) -> str:
     """The last rank makes another call than the others."""
     x, weight = torch.ones(4, 256, device=comm.device), torch.ones(256, device=comm.device)
     calls: dict[str, Callable[[Communicator], object]] = {
@@ -174,16 +174,17 @@ def disagree(comm: Communicator, algorithm: str, how: str) -> str:
                 call(made)
     torch.cuda.synchronize()
     odd.use(Plan.only({OP: algorithm}, base=odd.plan))
-    comm.barrier()
+    together(comm) if at_once else comm.barrier()
     call = calls[how if odd.rank == odd.size - 1 else "ours"]
     text = error_of(lambda: call(odd)) or finish(odd)
     odd.close()
     return text
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("how", ["epilogue", "width", "norm"])
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name.startswith("lsa_")])
-def test_ranks_with_different_epilogues_are_told(nccl_ranks: Ranks, algorithm: str, how: str) -> None:
-    answers = nccl_ranks.run(disagree, algorithm, how)
+def test_ranks_with_different_epilogues_are_told(nccl_ranks: Ranks, algorithm: str, how: str, at_once: bool) -> None:
+    answers = nccl_ranks.run(disagree, algorithm, how, at_once)
     assert all(answer.startswith("CommError: ranks disagree: rank ") for answer in answers), answers
     assert any(f"all_reduce_epilogue float32 sum by {algorithm}" in answer for answer in answers), answers

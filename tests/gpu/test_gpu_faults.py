@@ -17,7 +17,7 @@ from commlib.plan.text import plan_text
 from commlib.tools.testing import Ranks
 from tests.gpu import faults
 from tests.gpu.conftest import GPUS
-from tests.gpu.faults import NOTICE_S, PATIENCE_S, error_of, finish
+from tests.gpu.faults import NOTICE_S, PATIENCE_S, error_of, finish, together
 from tests.gpu.fresh import fresh
 from tests.gpu.steady import pinned
 
@@ -53,7 +53,7 @@ def disagree(comm: Communicator, how: str) -> str:
     try_all(comm, x, large)
     made = fresh(comm, patience_s=PATIENCE_S)
     try_all(made, x, large)
-    comm.barrier()
+    together(comm)
     odd = made.rank == made.size - 1
     calls: dict[str, Callable[[], object]] = {
         "operation": lambda: made.broadcast(x, 0) if odd else made.all_reduce(x),
