@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 import torch.distributed as dist
 
+from commlib.errors import meant
+
 Redop: TypeAlias = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"]
 REDOPS: tuple[Redop, ...] = get_args(Redop)
 """A name's position is its code in native code (commlib/dtype.h)."""
@@ -55,6 +57,7 @@ def torch_name(name: str) -> str:
 def dtype_named(name: str) -> torch.dtype:
     """Return the element type that torch, nccl-tests or a user calls so."""
     if torch_name(name) not in DTYPES:
-        raise ValueError(f"no element type {name!r}; there are {', '.join([*DTYPES, *SHORT])}")
+        known = [*DTYPES, *SHORT]
+        raise ValueError(f"no element type {name!r}{meant(name, known) or ';'} there are {', '.join(known)}")
     dtype: torch.dtype = getattr(torch, torch_name(name))
     return dtype

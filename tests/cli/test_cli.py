@@ -208,7 +208,7 @@ def test_ranks_are_started_where_one_process_asks_for_them(monkeypatch):
 def test_build_says_what_is_wrong_before_it_compiles(monkeypatch):
     cases = (
         ("sm_90,sm90", "'sm90' is no architecture; write sm_90,sm_100"),
-        ("sm_90 --dtype bf61", "no element type 'bf61'; there are float64, "),
+        ("sm_90 --dtype bf61", "no element type 'bf61'; did you mean bf16? there are float64, "),
     )
     refuses("build --arch", cases)
     monkeypatch.setenv("COMMLIB_CACHE_DIR", "/proc/none")
@@ -276,7 +276,7 @@ REFUSED = {
     ],
     "bench -n 2": [
         ("all_reduces", "no collective 'all_reduces'; did you mean all_reduce? there are all_reduce, "),
-        ("--dtype float31", "no element type 'float31'; there are float64, "),
+        ("--dtype float31", "no element type 'float31'; did you mean float32? there are float64, "),
         ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
         ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
         ("--baseline magic", "no baseline 'magic'; there are "),
