@@ -30,7 +30,7 @@ from commlib.collectives.all_reduce_rms_norm import COMPUTED_SCALES, FP8, scale_
 from commlib.core import guard, log
 from commlib.core.dispatch import CLOSED, Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
-from commlib.core.setup import check_same_settings, choose_plan, pin_core, send_algorithms, settings, split
+from commlib.core.setup import check_same_settings, choose_plan, send_algorithms, settings, split
 from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
@@ -116,8 +116,6 @@ def create(
 ) -> Communicator:
     """Make a communicator over a world that is connected; limits: those of LIMITS, as of init()."""
     options, name = settings(backend, plan, **limits)
-    if env.BIND.get() == "core":
-        pin_core(world)
     check_same_settings(world, options, name)
     made = backends.create(name, world, options)
     try:
@@ -139,9 +137,9 @@ class Communicator:
     Names, arguments and results are those of torch.distributed. These rules apply to all calls:
 
     Tensors must be on `comm.device` and contiguous; any size is allowed, also 0 bytes. Data of any torch dtype can be
-    moved. Reductions are "sum", "prod", "min", "max", "avg", for integers also "band", "bor", "bxor", or torch's
-    ReduceOp; they add in rank order, so all ranks get the same bits. A call returns the tensor with the result: `out`,
-    or `x` in place.
+    moved. A reduction `op` is "sum", "prod", "min", "max", "avg", for integers also "band", "bor", "bxor", or torch's
+    ReduceOp; all add in rank order, so all ranks get the same bits. The ranks `dst` and `src` get and send the data. A
+    call returns the tensor with the result: `out`, or `x` in place.
 
     On CPUs a call returns when its result is there. On GPUs it enqueues its work on torch's current stream and returns;
     it can be captured into a CUDA graph. With `async_op=True` a call returns a `Work` at once. Its `wait()` waits for
@@ -193,15 +191,11 @@ class Communicator:
     def all_reduce(
         self, x: Tensor, op: Op = "sum", out: Out = None, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks; every rank gets the result. `async_op` and `max_sms`: see Communicator.
+        """Reduce over all ranks; every rank gets the result. `op`, `async_op` and `max_sms`: see Communicator.
 
         Args:
             x: This rank's part, of one shape and type on all ranks; without `out` the result replaces it.
-            op: The reduction.
             out: Where to put the result: as many elements as `x`, of its type; `x` then stays as it is.
-
-        Returns:
-            `out`, or `x` without one.
 
         Example:
             >>> comm.all_reduce(torch.tensor([1.0, 2.0]))  # on two ranks
@@ -222,16 +216,11 @@ class Communicator:
     def reduce(
         self, x: Tensor, dst: int, op: Op = "sum", out: Out = None, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks; rank `dst` gets the result. `async_op` and `max_sms`: see Communicator.
+        """Reduce over all ranks; rank `dst` gets the result. `op`, `async_op` and `max_sms`: see Communicator.
 
         Args:
             x: As in all_reduce; on ranks other than `dst` it stays as it is.
-            dst: The rank that gets the result.
-            op: The reduction.
             out: As in all_reduce; other ranks' `out` stays as it is.
-
-        Returns:
-            `out`, or `x` without one; the result on rank `dst` alone.
 
         Example:
             >>> comm.reduce(torch.tensor([1.0, 2.0]), dst=0, op="max")
@@ -254,12 +243,11 @@ class Communicator:
     def reduce_scatter_tensor(
         self, out: Tensor, x: Tensor, op: Op = "sum", async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks and keep block `rank`. `async_op` and `max_sms`: see Communicator.
+        """Reduce over all ranks and keep block `rank`. `op`, `async_op` and `max_sms`: see Communicator.
 
         Args:
             out: Where to put this rank's block: x.numel() / size elements. It may be block `rank` of `x` itself.
             x: One block for each rank, the first dimension first.
-            op: The reduction.
 
         Example:
             >>> comm.reduce_scatter_tensor(torch.empty(2), torch.arange(4.0))  # rank 1 of two
@@ -281,13 +269,12 @@ class Communicator:
     def reduce_scatterv(
         self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = "sum", async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Do as reduce_scatter_tensor (`async_op` and `max_sms`, too), in blocks of different sizes.
+        """Do as reduce_scatter_tensor with its other arguments, in blocks of different sizes.
 
         Args:
             out: `sizes[rank]` elements.
             x: `sum(sizes)` elements.
             sizes: The elements of each rank's block, the same on all ranks.
-            op: The reduction.
 
         Example:
             >>> comm.reduce_scatterv(torch.empty(1 + 2 * comm.rank), torch.arange(4.0), [1, 3])  # rank 1 of two
@@ -336,7 +323,7 @@ class Communicator:
     def all_gatherv(
         self, out: Tensor, x: Tensor, sizes: Sizes, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Do as all_gather_into_tensor (`async_op` and `max_sms`, too), in blocks of different sizes.
+        """Do as all_gather_into_tensor with its other arguments, in blocks of different sizes.
 
         Args:
             out: `sum(sizes)` elements.
@@ -415,7 +402,6 @@ class Communicator:
 
         Args:
             x: What rank `src` sends, and where the others get it; of one size and type on all ranks.
-            src: The rank that sends.
 
         Example:
             >>> comm.broadcast(torch.tensor([comm.rank]), src=1)
@@ -439,7 +425,6 @@ class Communicator:
 
         Args:
             x: This rank's block, of one size and type on all ranks.
-            dst: The rank that gets them.
             out: Where rank `dst` puts them, size × x.numel() elements; without it a new tensor. Others' is ignored.
 
         Returns:
@@ -471,11 +456,7 @@ class Communicator:
 
         Args:
             x: On rank `src` one block for each rank, in its first dimension; ignored elsewhere.
-            src: The rank that sends.
             out: Where to put the block. Only rank `src` may omit it; it then gets a new tensor of shape x.shape[1:].
-
-        Returns:
-            `out`, or the new tensor.
 
         Example:
             >>> comm.scatter(torch.tensor([[5], [6]]), src=0, out=torch.empty(1, dtype=torch.int64))  # rank 1 of two
@@ -494,11 +475,7 @@ class Communicator:
     @overload
     def barrier(self, async_op: Later) -> Work: ...
     def barrier(self, async_op: bool = False) -> Work | None:
-        """Return once every rank has called it; on GPUs, also wait for all earlier work on the stream.
-
-        Args:
-            async_op: Return a Work at once.
-        """
+        """Return once every rank has called it; on GPUs, also wait for all earlier work on the stream."""
         if async_op:
             return self.dispatcher.later("barrier", lambda make: make("enqueue_barrier"))
         if self.dispatcher.detour:
@@ -581,8 +558,7 @@ class Communicator:
 
         Args:
             x: What to send.
-            dst: The rank that receives; on shm it may be this one.
-            async_op: Return a Work at once.
+            dst: On shm it may be this rank.
 
         Example:
             >>> comm.send(torch.ones(3), dst=1)  # rank 1: comm.recv(torch.empty(3), src=0)
@@ -598,8 +574,6 @@ class Communicator:
 
         Args:
             x: Where to put what comes: as many elements as were sent, of their type.
-            src: The rank that sends.
-            async_op: Return a Work at once.
         """
         work = self.dispatcher.message("recv", partial(self.dispatcher.make, "recv"), x, src, async_op)
         return x if work is None else work
@@ -611,12 +585,8 @@ class Communicator:
 
         Args:
             x: What to send; on shm `dst` has a large one when the call returns.
-            dst: The rank that receives `x`; on shm it may be this one.
+            dst: On shm it may be this rank.
             out: Where to put what comes: as many elements as were sent, of their type.
-            src: The rank that sends to this one.
-
-        Returns:
-            `out`.
 
         Example:
             >>> comm.send_recv(torch.ones(2), 1 - comm.rank, torch.empty(2), 1 - comm.rank)  # of two ranks
@@ -695,7 +665,6 @@ class Communicator:
             op: The collective: "all_reduce", "all_gather", "all_to_all", "send_recv" …
             num_bytes: The size that nccl-tests prints: the larger of input and output; with a root, all ranks' blocks.
             dtype: The element type, or its name.
-            redop: The reduction.
             placement: "symmetric" for tensors of `empty()`, else "plain".
             mode: "graph" for calls captured in a CUDA graph, else "eager".
             max_sms: The multiprocessors that the call takes at most, 0 for no limit.
@@ -758,9 +727,6 @@ class Communicator:
 
         The thread that makes the call runs it; with `async_op=True` on CPUs, that is one of commlib's. What it raises
         is logged.
-
-        Args:
-            callback: A function of the error.
         """
         self._with_hooks().on_error(callback)
 
@@ -794,10 +760,6 @@ class Communicator:
         """Release everything this rank holds; may be called twice. On GPUs, wait some seconds for the other ranks."""
         self._end(self.resources.close, 0.0)
 
-    def _leave(self) -> None:
-        """As close(), when the process ends: nothing may be started, or waited for longer than a moment."""
-        self._end(self.resources.leave, LEAVE_S)
-
     def _end(self, end: Callable[[], None], wait_s: float) -> None:
         if self._closed:
             return
@@ -819,7 +781,6 @@ class Communicator:
             self.dispatcher.forget()  # the parent's threads are not here
 
     def __enter__(self) -> Communicator:
-        """Close at the end of the block."""
         return self
 
     def __exit__(
@@ -834,7 +795,6 @@ class Communicator:
             self.close()
 
     def __repr__(self) -> str:
-        """Return rank, size and backend."""
         return f"<Communicator rank {self.rank} of {self.size} on {self.backend}>"
 
     def __dir__(self) -> list[str]:
@@ -842,7 +802,6 @@ class Communicator:
         return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def __reduce__(self) -> Any:
-        """A communicator belongs to its process."""
         raise TypeError("a Communicator cannot be pickled; create one in each process with commlib.init()")
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -864,7 +823,7 @@ _OPEN: WeakSet[Communicator] = WeakSet()
 def _leave_all() -> None:
     """A rank that ends tells its peers, so that they raise at once instead of waiting for a dead process."""
     for comm in list(_OPEN):
-        comm._leave()
+        comm._end(comm.resources.leave, LEAVE_S)
 
 
 def _abandon_all() -> None:

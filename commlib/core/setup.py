@@ -55,12 +55,6 @@ def settings(
     return options, name if nccl_comm is None else "nccl"
 
 
-def pin_core(world: World) -> None:
-    """Pin each rank to one core, round robin over those the process may use."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[world.local_rank % len(cores)]})
-
-
 def check_same_settings(world: World, options: Options, backend: str) -> None:
     """Compare what must be equal on all ranks; all of them fail together, with the same table."""
     mine = {

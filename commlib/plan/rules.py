@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ Path = tuple[str | int, ...]
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
 SPARING = -1  # as max_sms: no more than the knee of the plan's curve; kSparing of csrc/include/commlib/call.h
+_UNUSED = ("ci_bytes", "confidence")  # of ranges, in plans of early versions of `commlib tune`
 _KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a rule, and what they are by default
 
 
@@ -66,8 +67,6 @@ class Range:
     algorithm: str
     params: Mapping[str, int] = field(default_factory=dict)
     align: int = 1  # for calls whose pointers and bytes are multiples of it
-    ci_bytes: Sequence[int] | None = None
-    confidence: float | None = None
     gain: float | None = None
     runner_up: str | None = None
     curve: tuple[Point, ...] = ()  # over multiprocessors, the fewest first
@@ -75,7 +74,8 @@ class Range:
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Range:
         """Return one of a document that is as the schema wants it."""
-        return cls(**{**entry, "curve": tuple(Point(**point) for point in entry.get("curve", ()))})
+        values = {key: value for key, value in entry.items() if key not in _UNUSED}
+        return cls(**{**values, "curve": tuple(Point(**point) for point in entry.get("curve", ()))})
 
     @property
     def choice(self) -> str:

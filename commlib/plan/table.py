@@ -75,9 +75,6 @@ class Table:
             runner_up=choice.runner_up,
             digest=plan.digest,
             params=choice.params,
-            confidence=choice.confidence,
-            ci_bytes=here.ci_bytes,
-            low_ci_bytes=before.ci_bytes if before else None,
             match=str(fit or ""),
             measured=(fit or Match()).where,
             pinned_by=env.ALGORITHM.name if plan.pinned.get(query.op) == choice.algorithm else "",
@@ -231,9 +228,6 @@ class Explanation:
     runner_up: str | None = None
     digest: str = ""
     params: Mapping[str, int] = field(default_factory=dict)
-    confidence: float | None = None
-    ci_bytes: Sequence[int] | None = None  # where the upper end may lie
-    low_ci_bytes: Sequence[int] | None = None  # where the lower end may lie
     match: str = ""
     measured: str = ""  # whether the plan was, on this machine
     pinned_by: str = ""
@@ -268,19 +262,14 @@ class Explanation:
         )
 
     def _sizes(self) -> str:
-        ends = [] if self.low_bytes == 0 else [f"above {size_text(self.low_bytes - 1)}{_interval(self.low_ci_bytes)}"]
+        ends = [] if self.low_bytes == 0 else [f"above {size_text(self.low_bytes - 1)}"]
         if self.high_bytes is not None:
-            ends.append(f"up to {size_text(self.high_bytes)}{_interval(self.ci_bytes)}")
+            ends.append(f"up to {size_text(self.high_bytes)}")
         return f"sizes {', '.join(ends)}" if ends else "every size"
 
     def _gain(self) -> str:
         if self.gain is None or not self.runner_up:
             return "gain not measured"
-        sure = "" if self.confidence is None else f" (confidence {self.confidence:.0%})"
         percent = round(100 * self.gain)
         than = f"{abs(percent)}% {'faster' if percent > 0 else 'slower'} than" if percent else "as fast as"
-        return f"measured {than} {self.runner_up}{sure}"
-
-
-def _interval(ends: Sequence[int] | None) -> str:
-    return "" if ends is None else f" [{size_text(ends[0])}–{size_text(ends[1])}]"
+        return f"measured {than} {self.runner_up}"

@@ -69,7 +69,6 @@ BAD_ORDER: dict[str, tuple[list[Rule], str]] = {
         [{"algorithm": "a", "curve": [{"sms": sms, "algorithm": "a", "slower": 0.1} for sms in (8, 8)]}],
         r"ranges\[0\]: the sms of its curve do not rise",
     ),
-    "an interval backwards": ([{"algorithm": "a", "ci_bytes": [2, 1]}], r"ci_bytes ends below its start"),
 }
 BACKWARDS: Rule = {"op": "x", "world": [4, 2], "ranges": [{"algorithm": "a"}]}
 

@@ -51,7 +51,6 @@ class PlanRange:
     choice: str  # the algorithm and its parameters
     gain: float | None  # how much faster than the runner-up, as measured
     runner_up: str | None
-    confidence: float | None
     rule: str
 
 
@@ -85,7 +84,7 @@ class Explained:
 
 
 EXPLAINED = Kind("commlib.plan.explained", 2, "commlib plan explain --json", of=Explained)
-KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", of=PlanDocument)
+KIND = Kind("commlib.plan.shown", 3, "commlib plan show --json", of=PlanDocument)
 
 
 @click.group(cls=Group)
@@ -212,7 +211,7 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
             "above": above,
             "up_to": entry.max_bytes,
             "choice": entry.choice,
-            **{key: getattr(entry, key) for key in ("gain", "runner_up", "confidence")},
+            **{key: getattr(entry, key) for key in ("gain", "runner_up")},
             "rule": f"rules[{rule.number}]",
         }
         for rule in plan.rules_of(world)
