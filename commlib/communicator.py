@@ -9,7 +9,7 @@ import operator
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commlib import backends, compile, debug, env, native
+from commlib import backends, compile, env, native
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect, explicit_rank
 from commlib.bootstrap.world import World
@@ -34,11 +34,12 @@ from commlib.core.setup import check_same_settings, choose_plan, send_algorithms
 from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
-from commlib.errors import CLOSED_TEXT, Closed, CommError, limits_of, meant, no_unknown
+from commlib.debug.stacks import listen
+from commlib.errors import CLOSED_TEXT, Closed, CommError, limits_of, no_unknown, one_of
 from commlib.native import library
-from commlib.plan import Explanation, Plan
+from commlib.plan import Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Query, size_text
-from commlib.plan.table import choice_of, table_of
+from commlib.plan.table import Explanation, choice_of, table_of
 from commlib.plan.text import plan_text
 from commlib.redops import Redop, redop_name
 
@@ -177,7 +178,7 @@ class Communicator:
         self.graph_name, self._leave_graphs = compile.register(self, getattr(self._calls, "checks", self._calls))
         self.use(plan)
         _OPEN.add(self)
-        debug.listen(native.library.guard_answers)
+        listen(native.library.guard_answers)
         metrics.start()
 
     # --- reductions ---------------------------------------------------------------------------------------------
@@ -675,9 +676,9 @@ class Communicator:
             raise ValueError(f"dtype is {dtype!r}, but must be a torch.dtype or its name, e.g. 'bfloat16'")
         if not isinstance(num_bytes, SupportsIndex) or operator.index(num_bytes) < 0:
             raise ValueError(f"num_bytes is {num_bytes!r}, but must be an int of 0 or more")
-        _one_of("op", op, COLLECTIVES)
-        _one_of("placement", placement, PLACEMENTS)
-        _one_of("mode", mode, MODES)
+        one_of("op", op, COLLECTIVES)
+        one_of("placement", placement, PLACEMENTS)
+        one_of("mode", mode, MODES)
         limit, comm_limit = env.MAX_SMS.resolve(max_sms, "max_sms"), self.options.max_sms
         machine = {"has_arena": self.resources.has_arena, "multiprocessors": self.resources.multiprocessors}
         table = table_of(self.plan, self.size, max_sms=comm_limit, **machine)
@@ -758,9 +759,9 @@ class Communicator:
 
     def close(self) -> None:
         """Release everything this rank holds; may be called twice. On GPUs, wait some seconds for the other ranks."""
-        self._end(self.resources.close, 0.0)
+        self._end(self.resources.close)
 
-    def _end(self, end: Callable[[], None], wait_s: float) -> None:
+    def _end(self, end: Callable[[], None], wait_s: float = 0.0, *, forked: bool = False) -> None:
         if self._closed:
             return
         self._closed = True
@@ -768,17 +769,11 @@ class Communicator:
         self._leave_graphs()
         # The calls hold the memory; tensors from empty() that still live keep it, nothing else does.
         self._calls = CLOSED
+        if forked:
+            self.dispatcher.forget()  # the parent's threads are not here, and its world goes on
+            return
         self.dispatcher.close(Closed("this communicator was closed before the call was done; wait() first"), wait_s)
         self.world.close()
-
-    def _abandon(self) -> None:
-        """Forget everything without a word to the peers: for a forked child, whose parent goes on."""
-        if not self._closed:
-            self._closed = True
-            self.resources.abandon()
-            self._leave_graphs()
-            self._calls = CLOSED
-            self.dispatcher.forget()  # the parent's threads are not here
 
     def __enter__(self) -> Communicator:
         return self
@@ -798,7 +793,6 @@ class Communicator:
         return f"<Communicator rank {self.rank} of {self.size} on {self.backend}>"
 
     def __dir__(self) -> list[str]:
-        """List what is for users; the rest is for commlib itself."""
         return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def __reduce__(self) -> Any:
@@ -828,7 +822,7 @@ def _leave_all() -> None:
 
 def _abandon_all() -> None:
     for comm in list(_OPEN):
-        comm._abandon()
+        comm._end(comm.resources.abandon, forked=True)
 
 
 os.register_at_fork(after_in_child=_abandon_all)
@@ -848,11 +842,6 @@ def _shape_and_type(shape: tuple[Any, ...], dtype: torch.dtype) -> tuple[tuple[i
     if any(size < 0 for size in sizes):
         raise ValueError(f"shape of empty is {sizes}, but sizes are 0 or more")
     return sizes, dtype
-
-
-def _one_of(name: str, value: object, known: Collection[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}{meant(str(value), known)}")
 
 
 def _made(call: str, x: Tensor, shape: Callable[[], Sequence[int]]) -> Tensor:

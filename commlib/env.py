@@ -26,7 +26,6 @@ class Variable(Generic[T]):
     secret: bool = False  # its value is never shown
 
     def is_set(self) -> bool:
-        """Say whether the environment gives a value."""
         return bool(os.environ.get(self.name))
 
     def get(self) -> T:

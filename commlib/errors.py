@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from inspect import signature
@@ -56,6 +56,11 @@ def meant(name: str, known: Iterable[str]) -> str:
     """Return what an error about an unknown name adds: '; did you mean all_reduce?', or nothing if none is near."""
     near = [_ELSEWHERE.get(name.replace("_", ""), ""), *get_close_matches(name, known, 1)]
     return next((f"; did you mean {one}?" for one in near if one in known), "")
+
+
+def one_of(name: str, value: object, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}{meant(str(value), known)}")
 
 
 def no_unknown(function: Callable[..., object], names: Iterable[str]) -> None:

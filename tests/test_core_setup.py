@@ -14,7 +14,8 @@ from commlib.backends.base import Options
 from commlib.communicator import Communicator, create
 from commlib.core.setup import check_same_settings, pin_core, split
 from commlib.errors import PlanMismatch
-from commlib.plan import Plan, shipped_plan, user_path
+from commlib.plan import Plan
+from commlib.plan.search import shipped_plan, user_path
 from commlib.tools.testing import RankError, Ranks
 from commlib.tools.timing import fingerprint
 from tests.errors_and_logs import message_of

@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from commlib import debug, env
+from commlib import env
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.store import ANSWER_S, source_address
 from commlib.bootstrap.tcp import host_address, served
 from commlib.bootstrap.world import World, named
+from commlib.debug.findings import explain
 from commlib.debug.jobs import ELSEWHERE
 from commlib.errors import CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
 from commlib.native import library
@@ -106,7 +107,7 @@ class TorchBackend(Backend):
 
     def wait(self, work: Any, what: str) -> None:
         """Wait for a torch Work under the deadline; engine errors become ours."""
-        self._raise_if_ended()
+        self.check()
         try:
             done = work.wait(self._timeout) if self.device.type == "cpu" else work.wait()
         except RuntimeError as error:
@@ -166,9 +167,8 @@ class TorchBackend(Backend):
         return self._kind(self._ended)
 
     def _explained(self, error: CommError) -> CommError:
-        """Add what the ranks of this host are in."""
         kind = type(error)
-        explanation = debug.explain(str(self._recorded.id), kind.__name__)
+        explanation = explain(str(self._recorded.id), kind.__name__)
         return kind("\n".join([str(error), *explanation.splitlines()]))
 
     def _first(self, error: CommError, name: str) -> CommError:
@@ -234,10 +234,6 @@ class TorchBackend(Backend):
             who = "rank 0 is gone, which served" if self._is_ours else "nobody serves"
             raise PeerLost(f"{who} this communicator's store ({type(error).__name__})") from None
 
-    def _raise_if_ended(self) -> None:
-        if self._ended:
-            raise self._kind(self._ended)
-
     def options(self, options: Any, **values: Any) -> Any:
         """Set options of a call of torch's, its deadline among them, and return them."""
         for name, value in {"timeout": self._timeout, **values}.items():
@@ -250,7 +246,8 @@ class TorchBackend(Backend):
 
     def check(self) -> None:
         """Raise what ended the communicator; that a peer is gone shows in a call."""
-        self._raise_if_ended()
+        if self._ended:
+            raise self._kind(self._ended)
 
     def abort(self, why: str) -> None:
         self._end(CommError(why))
@@ -307,7 +304,6 @@ class Recorded:
             self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids)
 
     def close(self) -> None:
-        """End it; twice is fine."""
         if self.recorder is not None:
             self.recorder.close()
         if self._fd >= 0:

@@ -97,7 +97,6 @@ def _detect_local(environ: Mapping[str, str]) -> int | None:
 
 
 def _is_pipe(fd: int, inode: int) -> bool:
-    """Whether it is the launcher's pipe, and not a descriptor of the same number."""
     try:
         opened = os.fstat(fd)
     except OSError:
@@ -110,7 +109,6 @@ def _connect_local(timeout_s: float) -> World:
 
 
 def join(server: str, rank: int, size: int, timeout_s: float) -> World:
-    """Join the ranks that a launcher's server of this name serves."""
     return meet("local", LAUNCHER._replace(server=server), Identity(rank, size, rank), timeout_s)
 
 
@@ -182,7 +180,6 @@ class ExplicitRank(NamedTuple):
     port: int
 
     def connect(self, timeout_s: float) -> World:
-        """Join the ranks that have the same address, where rank 0 serves."""
         return rendezvous("address", (self.host, self.port), Identity(self.rank, self.size), timeout_s)
 
 

@@ -116,7 +116,6 @@ Answer = tuple[str, "list[bytes] | str"]
 
 
 def message(head: object, parts: Sequence[bytes] = ()) -> bytes:
-    """Write a line of JSON, with the lengths of the bytes that follow it."""
     return b"".join([json.dumps([head, *map(len, parts)]).encode(), b"\n", *parts])
 
 
@@ -158,7 +157,6 @@ class Exchange:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Answer nobody any more who still waits for others."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -277,7 +275,6 @@ class RendezvousServer:
                 thread.join(max(deadline - time.monotonic(), 0) if how == socket.SHUT_RD else None)
 
     def abandon(self) -> None:
-        """Stop serving without a wait."""
         self._closed = True
         with contextlib.suppress(OSError):  # it is closed, or its process is our parent
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it

@@ -136,7 +136,6 @@ class StoreWorld(World):
         return self._ask(lambda: self._base.compare_set("world", "", "")).decode()
 
     def _put_down(self, mine: bytes) -> None:
-        """Put this rank down for the world, and compare the number of ranks."""
         if self.rank == 0:
             self._ask(lambda: self._store.set("rank/0", mine))  # type: ignore[arg-type]  # takes bytes too
         first = self._ask(lambda: self._store.compare_set("size", "", str(self.size))).decode()

@@ -108,7 +108,6 @@ def serve(host: str) -> tuple[str, int]:
 
 
 def host_address(together: bool) -> str:
-    """Return the address at which peers reach this host."""
     name = socket.gethostname()
     try:
         return "127.0.0.1" if together else socket.gethostbyname(name)

@@ -66,7 +66,6 @@ class Dispatcher:
         self.detour = True
 
     def call(self, name: str, arguments: tuple[object, ...], result: T, async_op: bool, max_sms: int) -> T | Work:
-        """Make a collective; later, on few multiprocessors, or both."""
         limit = self.limit(max_sms) if max_sms else ()
         if async_op:
             make = self.make if max_sms else self._make_sparing
@@ -106,7 +105,6 @@ class Dispatcher:
             self.executor.drain(COLLECTIVE_CALLS, *queues)
 
     def make(self, name: str, *arguments: Any) -> Any:
-        """Make a native call, seen by the observers."""
         run = getattr(self.calls, name)
         # A graph's operators come here again when they run.
         if not self.observers or torch.compiler.is_dynamo_compiling():

@@ -17,8 +17,9 @@ from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.collectives.plugins import load_natives
 from commlib.errors import CommError, PlanMismatch, limits_of
-from commlib.plan import Plan, find, find_here, shipped, shipped_plan
+from commlib.plan import Plan
 from commlib.plan.plan import HEAD
+from commlib.plan.search import find, find_here, shipped, shipped_plan
 from commlib.plan.text import rows_text
 from commlib.redops import DTYPES
 from commlib.version import __version__

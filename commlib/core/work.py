@@ -32,7 +32,6 @@ class Work(dist.Work):
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Do as wait()."""
         self.wait()
 
     block_current_stream = synchronize
@@ -175,7 +174,6 @@ def blocking() -> bool:
 
 
 def finish(event: torch.cuda.Event, timeout: datetime.timedelta | None) -> None:
-    """Wait on the host for an event on a stream."""
     deadline = time.monotonic() + timeout.total_seconds() if timeout else math.inf
     while not event.query():
         if time.monotonic() > deadline:
@@ -235,7 +233,6 @@ class StreamWork(Work):
         return self._result
 
     def get_future(self) -> TorchFuture[Any]:
-        """Return a torch future of the result, which orders streams as wait() does."""
         target: TorchFuture[Any] = TorchFuture(devices=[self._executor.device])
         with torch.cuda.stream(torch.cuda.Stream(self._executor.device)):
             self.wait()
@@ -298,5 +295,4 @@ class StreamExecutor:
         """Nothing is ordered on the host."""
 
     def close(self, why: Exception, wait_s: float = 0.0) -> None:
-        """Release the tensors of calls."""
         self._held.clear()

@@ -38,7 +38,6 @@ def where_text(job: Job, slot: Slot) -> str:
 
 
 def waited_text(job: Job, slot: Slot, wait: Wait) -> str:
-    """Say what a thread waits in, and in which communicator."""
     return waited_in(job, slot, wait) + where_text(job, slot)
 
 
@@ -68,7 +67,6 @@ def kernel_text(slot: Slot, graph: int, number: int, of_graph: int = -1) -> str:
 
 
 def left_text(slot: Slot) -> str:
-    """Say what the GPU of a rank was in when the communicator ended."""
     gpu = slot.gpu
     return f"was in {gpu.left_what}, {kernel_text(slot, gpu.left_graph, gpu.left_in, gpu.left_of_graph)}"
 

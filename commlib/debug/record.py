@@ -63,7 +63,6 @@ class Call:
 
     @property
     def sends(self) -> bool:
-        """Of a message: whether this rank sends it."""
         return bool(self.flags & SENDS)
 
     @property
@@ -174,7 +173,6 @@ class Slot:
 
     @property
     def under_way(self) -> Call | None:
-        """The collective that it is in."""
         return self.calls.get(self.entered) if self.entered > self.finished and not self.handed_over else None
 
     def calls_since(self, before: Slot) -> int:
@@ -269,7 +267,6 @@ class Record:
         return self._memory[: ctypes.sizeof(self.header) + count * ctypes.sizeof(self._layout.slots._type_)]
 
     def watch_for(self, seconds: float) -> None:
-        """Have its process ask its GPU more often, for so long."""
         self.header.watched_until_ns = time.monotonic_ns() + int(1e9 * seconds)
 
     def call(self, entry: Any, end: Any = None) -> Call:
@@ -345,7 +342,6 @@ def _stable(first: Iterable[Any], again: Iterable[Any]) -> Iterator[Any]:
 
 
 def is_wait(wait: Any) -> bool:
-    """Whether this place for a wait is in use, and written."""
     return wait.thread not in (0, _TAKEN)
 
 
@@ -358,7 +354,6 @@ class Waited:
         self._peers = mine[0].peers[: mine[0].world] if mine else []
 
     def by_rank(self) -> list[int]:
-        """Return the nanoseconds so far."""
         return [peer.waited_ns for peer in self._peers]
 
 

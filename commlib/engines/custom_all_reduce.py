@@ -111,7 +111,6 @@ class CustomAllReduce:
         yield
 
     def close(self) -> None:
-        """Leave the ranks; the engine's graphs must not be replayed any more."""
         comm, self.comm, self.disabled = self.comm, None, True
         if comm is not None:
             comm.close()

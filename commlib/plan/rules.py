@@ -19,8 +19,6 @@ _KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a 
 
 @dataclass(frozen=True)
 class Query:
-    """A call, as rules see it."""
-
     op: str
     num_bytes: int
     dtype: str
@@ -73,7 +71,6 @@ class Range:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Range:
-        """Return one of a document that is as the schema wants it."""
         values = {key: value for key, value in entry.items() if key not in _UNUSED}
         return cls(**{**values, "curve": tuple(Point(**point) for point in entry.get("curve", ()))})
 
@@ -83,7 +80,6 @@ class Range:
         return _choice_text(self.algorithm, self.params)
 
     def fewer(self, sms: int) -> list[Point]:
-        """Return what is best on fewer multiprocessors than so many, the fastest first."""
         return [point for point in reversed(self.curve) if point.sms < sms]
 
     def on(self, point: Point) -> Range:
@@ -148,7 +144,6 @@ class Rule:
         return " ".join([*parts, f"world={ranks}"])
 
     def at(self, num_bytes: int) -> int | None:
-        """Return the number of the range for a size, or None where the rule has none."""
         for number, entry in enumerate(self.ranges):
             if entry.max_bytes is None or num_bytes <= entry.max_bytes:
                 return number

@@ -24,7 +24,6 @@ Accept = Callable[[Plan], None]  # raises a ValueError for a plan that cannot ru
 
 
 def slug(device: str) -> str:
-    """Return a device's name as it stands in the names of files: nvidia-h200."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
 
 
@@ -36,7 +35,6 @@ def user_path(backend: str, device: str, world: int) -> Path:
 
 @cache
 def shipped() -> dict[str, str]:
-    """Return the text of each plan that comes with commlib, by name."""
     folder = resources.files("commlib") / "plans"
     names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".json"))
     plans = [name for name in names if ".samples" not in name]

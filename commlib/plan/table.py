@@ -86,7 +86,6 @@ class Table:
         )
 
     def choose(self, query: Query) -> str:
-        """Return the algorithm of a call; Unsupported if there is none."""
         if _is_known(query) and (name := self._native.choose(*_keys(query))):
             return name
         passed = self._passed(query, self._ask(query, 0))
@@ -102,7 +101,6 @@ class Table:
         return answer
 
     def _passed(self, query: Query, why: dict[str, Any]) -> list[tuple[str, str]]:
-        """Return what stands before the usual choice and cannot run the call, and the reasons."""
         collective = COLLECTIVES[query.op]
         passed = [] if _is_known(query) else [("all", f"there is no {query.redop} of {query.dtype}")]
         for number, refusal in why["passed"]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from commlib.counts import counted
-from commlib.errors import Unsupported, one_line
+from commlib.errors import Unsupported, one_line, one_of
 from commlib.native import library
 from commlib.radix.events import Event, Namespace, decoded, encoded, unpacked
 
@@ -102,8 +102,8 @@ class RadixCache:
         eviction: str = "leaf",
         events: bool = False,
     ) -> None:
-        _one_of("policy", policy, POLICIES)
-        _one_of("eviction", eviction, EVICTIONS)
+        one_of("policy", policy, POLICIES)
+        one_of("eviction", eviction, EVICTIONS)
         _count("page_size", page_size, 1)
         if capacity is not None:
             _count("capacity", capacity, 0)
@@ -279,11 +279,6 @@ class RadixCache:
             f"RadixCache(page_size={self.page_size}, policy={self.policy!r}, eviction={self.eviction!r}, "
             f"{counted(self.evictable_size, 'token')} evictable, {self.protected_size} protected)"
         )
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
 
 
 def _count(name: str, value: int, minimum: int) -> None:

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from commlib.plan import Match, Plan, Query, shipped_plan
-from commlib.plan.rules import Point, Range
-from commlib.plan.table import Table
+from commlib.plan import Plan
+from commlib.plan.rules import Point, Query, Range
+from commlib.plan.search import shipped_plan
+from commlib.plan.table import Match, Table
 from tests.plan.documents import HEAD, plan_of
 
 

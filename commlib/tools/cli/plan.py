@@ -150,7 +150,7 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str, **call: Any) -> None:
     """Say which algorithm a call of OP gets, with which parameters, and why."""
     from commlib.collectives import COLLECTIVES, REDOPS
-    from commlib.plan import Query
+    from commlib.plan.rules import Query
 
     result = Result(call.pop("as_json"), call.pop("output"))
     known_name(op, COLLECTIVES, "collective")
@@ -244,7 +244,8 @@ def read_plan(plan: str | None, backend: str, world: int) -> Plan:
 
 
 def _open(name: str) -> Plan:
-    from commlib.plan import Plan, shipped, shipped_plan
+    from commlib.plan import Plan
+    from commlib.plan.search import shipped, shipped_plan
 
     if name in shipped() and not Path(name).is_file():
         return shipped_plan(name)
