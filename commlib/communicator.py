@@ -35,7 +35,7 @@ from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
 from commlib.debug.stacks import listen
-from commlib.errors import CLOSED_TEXT, Closed, CommError, limits_of, no_unknown, one_of
+from commlib.errors import Closed, CommError, limits_of, no_unknown, one_of
 from commlib.native import library
 from commlib.plan import Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Query, size_text
@@ -639,13 +639,13 @@ class Communicator:
             CommError: The arena (`max_bytes` of init()) is full.
         """
         dims, dtype = _shape_and_type(shape, dtype)
-        self._check_open()
+        self.dispatcher.check_open()
         self.dispatcher.executor.release_tensors()
         return self.resources.empty(math.prod(dims) * dtype.itemsize).view(dtype).view(dims)
 
     def symmetric(self) -> AbstractContextManager[None]:
         """Put torch's own allocations into symmetric memory; only a GPU allocator can be redirected."""
-        self._check_open()
+        self.dispatcher.check_open()
         return self.resources.symmetric()
 
     def explain(  # noqa: PLR0913 - the keys of a rule
@@ -688,7 +688,7 @@ class Communicator:
 
     def use(self, plan: Plan) -> None:
         """Switch to another `plan`; every rank must call this at the same place, with the same plan."""
-        self._check_open()
+        self.dispatcher.check_open()
         if not isinstance(plan, Plan):
             raise TypeError(f"plan is of type {type(plan).__name__}, but must be a commlib.Plan; Plan.load() reads one")
         self.dispatcher.drain()
@@ -717,7 +717,7 @@ class Communicator:
 
     def check(self) -> None:
         """Raise if a peer is gone or the communicator has ended."""
-        self._check_open()
+        self.dispatcher.check_open()
         if self._hooks is None:
             self.resources.check()
         else:
@@ -752,7 +752,7 @@ class Communicator:
 
     def abort(self, why: str = "") -> None:
         """End the communicator on all ranks: calls under way and later ones raise CommError, with `why` in it."""
-        self._check_open()
+        self.dispatcher.check_open()
         reason = (str(why) or f"rank {self.rank} aborted the communicator").encode(errors="replace").decode()
         self.resources.abort(reason)  # without lone surrogates, which UTF-8 cannot encode
         self.dispatcher.executor.close(CommError(reason))
@@ -804,10 +804,6 @@ class Communicator:
         """Mark the calls inside as part of another one, when the asynchronous ones, which are not, are done."""
         self.dispatcher.drain()
         return self.resources.inner()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(CLOSED_TEXT)
 
 
 _OPEN: WeakSet[Communicator] = WeakSet()

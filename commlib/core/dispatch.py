@@ -100,7 +100,7 @@ class Dispatcher:
 
     def drain(self, *queues: Hashable) -> None:
         """Wait for the asynchronous collectives, and for the messages of these queues."""
-        self._check_open()
+        self.check_open()
         if self.executor.used:
             self.executor.drain(COLLECTIVE_CALLS, *queues)
 
@@ -132,7 +132,7 @@ class Dispatcher:
 
     def _submit(self, queue: Hashable, name: str, call: Callable[[], Any]) -> Work:
         """Submit a call that keeps the communicator, which ends with its last reference, until it is over."""
-        self._check_open()
+        self.check_open()
         work = self.executor.submit(queue, name, partial(_call_of, self._owner(), call))
         if queue == COLLECTIVE_CALLS and self.executor.orders_later_calls:
             self._pending = self.detour = True
@@ -147,7 +147,7 @@ class Dispatcher:
         self._pending = False
         self.detour = bool(self.observers) or self._closed
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._closed:
             raise Closed(CLOSED_TEXT)
 

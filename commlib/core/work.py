@@ -181,21 +181,6 @@ def finish(event: torch.cuda.Event, timeout: datetime.timedelta | None) -> None:
         time.sleep(_NAP_S)
 
 
-class CurrentStream:
-    """The current stream of a device; torch makes an object whenever it is asked, which takes longer than to look."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._known: dict[int, torch.cuda.Stream] = {}  # by address
-
-    def get(self) -> torch.cuda.Stream:
-        address = torch._C._cuda_getCurrentRawStream(self._device.index)
-        stream = self._known.get(address)
-        if stream is None:
-            stream = self._known[address] = torch.cuda.current_stream(self._device)
-        return stream
-
-
 class StreamWork(Work):
     """A call under way on another stream; wait() makes the current stream wait, not the host, as torch's does.
 
@@ -211,7 +196,7 @@ class StreamWork(Work):
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Order the current stream behind the call."""
-        current = self._executor.current.get()
+        current = self._executor.current_stream()
         self._event.wait(current)
         if self._caller is None or self._caller is current:
             self._held.clear()
@@ -247,12 +232,20 @@ class StreamExecutor:
     orders_later_calls = False
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.current = device, CurrentStream(device)
+        self.device = device
+        self._streams: dict[int, torch.cuda.Stream] = {}  # by address; torch makes an object whenever it is asked
         self._side: torch.cuda.Stream | None = None
         self._lock = threading.Lock()  # of the event behind which a call begins
         self.blocks = blocking()
         self._held: deque[tuple[torch.cuda.Event, list[object]]] = deque()  # what calls under way read and write
         self.used = False
+
+    def current_stream(self) -> torch.cuda.Stream:
+        address = torch._C._cuda_getCurrentRawStream(self.device.index)
+        stream = self._streams.get(address)
+        if stream is None:
+            stream = self._streams[address] = torch.cuda.current_stream(self.device)
+        return stream
 
     def submit(self, queue: Hashable, what: str, call: Callable[[], Any]) -> StreamWork:
         """Make the call behind what the current stream has so far."""
@@ -260,7 +253,7 @@ class StreamExecutor:
         if self._side is None:
             # High priority: where products of the caller's fill the GPU, few blocks need not wait for all of theirs.
             self._side, self._begun = torch.cuda.Stream(self.device, priority=-1), torch.cuda.Event()
-        side, caller, captured = self._side, self.current.get(), torch.cuda.is_current_stream_capturing()
+        side, caller, captured = self._side, self.current_stream(), torch.cuda.is_current_stream_capturing()
         with self._lock:
             begun = torch.cuda.Event() if captured else self._begun
             begun.record(caller)

@@ -345,16 +345,11 @@ def is_wait(wait: Any) -> bool:
     return wait.thread not in (0, _TAKEN)
 
 
-class Waited:
-    """How long this process has waited for each peer of a communicator; of one without a record nothing is known."""
-
-    def __init__(self, communicator: int) -> None:
-        slots = (slot for record in records_of(os.getpid()) for slot in record.mapped_slots())
-        mine = [slot for slot in slots if communicator and (slot.id, slot.state) == (communicator, OPEN)]
-        self._peers = mine[0].peers[: mine[0].world] if mine else []
-
-    def by_rank(self) -> list[int]:
-        return [peer.waited_ns for peer in self._peers]
+def peers_of(communicator: int) -> list[Any]:
+    """Return what this process knows of each peer of a communicator, always up to date; without a record, nothing."""
+    slots = (slot for record in records_of(os.getpid()) for slot in record.mapped_slots())
+    mine = [slot for slot in slots if communicator and (slot.id, slot.state) == (communicator, OPEN)]
+    return list(mine[0].peers[: mine[0].world]) if mine else []
 
 
 def records_of(pid: int) -> list[Record]:
