@@ -90,6 +90,11 @@ def limits_of(what: str) -> Iterator[None]:
         raise
 
 
+def first_line(error: BaseException) -> str:
+    """Return what an error says before its stack."""
+    return (str(error) or type(error).__name__).split("\n", 1)[0].rstrip(".")
+
+
 def one_line(error: BaseException) -> str:
     """Write an error of another library as a reason that stands in a table."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -21,10 +21,11 @@ from commlib import env
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.store import ANSWER_S, source_address
 from commlib.bootstrap.tcp import host_address, served
-from commlib.bootstrap.world import World, named
+from commlib.bootstrap.world import World
+from commlib.counts import ranks_text
 from commlib.debug.findings import explain
 from commlib.debug.jobs import ELSEWHERE
-from commlib.errors import CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
+from commlib.errors import CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported, first_line
 from commlib.native import library
 from commlib.worker import Worker
 
@@ -151,7 +152,7 @@ class TorchBackend(Backend):
             del held
 
     def _translated(self, error: RuntimeError, what: str) -> CommError:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        text = first_line(error)
         late = any(t in text for t in _TIMED_OUT)
         lost = isinstance(error, dist.DistNetworkError) or any(t in text for t in _LOST)
         kind = CommTimeout if late else PeerLost if lost else CommError
@@ -199,10 +200,10 @@ class TorchBackend(Backend):
         absent = [rank for rank in range(self.size) if rank not in waited and not self._there(f"lost/{rank}")]
         if not waited:
             gone = [rank for rank in unreachable if rank in absent]
-            return PeerLost(f"{named(gone)} died or left the communicator; {explained}") if gone else explained
+            return PeerLost(f"{ranks_text(gone)} died or left the communicator; {explained}") if gone else explained
         if not absent or not self._is_ours or name not in _SYMMETRIC:
             return explained
-        return CommTimeout(f"{named(absent)} did not come to {name} within {self._timeout_s:g} s; {explained}")
+        return CommTimeout(f"{ranks_text(absent)} did not come to {name} within {self._timeout_s:g} s; {explained}")
 
     def _unreachable(self) -> list[int]:
         broken = []

@@ -37,7 +37,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commlib.bootstrap.world import Identity, named, process_info, two_processes
+from commlib.bootstrap.world import Identity, process_info, two_processes
+from commlib.counts import ranks_text
 from commlib.debug.starting import Waiting
 from commlib.errors import Unsupported
 from commlib.users import current_user
@@ -193,7 +194,7 @@ class Exchange:
             with self._changed:
                 self._changed.wait_for(lambda: self._answer(sock, round_) is not None, max(min(left_s, CHECK_S), 0))
                 answer = self._answer(sock, round_)
-                missing = named([peer for peer in range(self.size) if peer not in round_])
+                missing = ranks_text([peer for peer in range(self.size) if peer not in round_])
             if answer is not None:
                 yield answer
                 return

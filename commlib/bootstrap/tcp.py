@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from commlib.bootstrap.local_world import meet
 from commlib.bootstrap.rendezvous_server import Place
-from commlib.bootstrap.store import ANSWER_S, StoreWorld, first_line
+from commlib.bootstrap.store import ANSWER_S, StoreWorld
 from commlib.bootstrap.world import Identity, World
 from commlib.debug.starting import Waiting
-from commlib.errors import CommError, CommTimeout
+from commlib.errors import CommError, CommTimeout, first_line
 from commlib.worker import Worker
 
 if TYPE_CHECKING:

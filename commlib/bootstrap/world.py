@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commlib import env
+from commlib.counts import ranks_text
 from commlib.errors import CommTimeout
 
 
@@ -133,14 +134,9 @@ class SingleWorld(World):
         return [data]
 
 
-def named(ranks: list[int]) -> str:
-    """Write 'rank 1' or 'ranks 1, 2'."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 def hosts_text(hosts: Sequence[Host]) -> str:
     distinct = len({host.name for host in hosts}) == len(hosts)
-    return "; ".join(f"{named(host.ranks)} on {host.name}" + f" ({host.space})" * (not distinct) for host in hosts)
+    return "; ".join(f"{ranks_text(host.ranks)} on {host.name}" + f" ({host.space})" * (not distinct) for host in hosts)
 
 
 def two_processes(rank: int, first: int, second: int, where: str) -> str:

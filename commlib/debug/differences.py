@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from commlib.counts import counted
-from commlib.debug.format import left_text, ranks_text, where_text
+from commlib.counts import counted, ranks_text
+from commlib.debug.format import left_text, where_text
 from commlib.debug.jobs import Job
 from commlib.debug.record import Call, Slot
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
-from commlib.counts import counted
+from commlib.counts import counted, ranks_text
 from commlib.debug.jobs import Job, Process, Rank
 from commlib.debug.record import GPU, Slot, Wait
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Write 'rank 1' or 'ranks 0, 1 and 3'."""
-    numbers = [str(rank) for rank in sorted(set(ranks))]
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
 def seconds_text(seconds: float) -> str:

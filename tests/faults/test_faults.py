@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from commlib.bootstrap.world import World, named
+from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator, create
+from commlib.counts import ranks_text
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks
@@ -44,7 +45,7 @@ def stay_away(comm: Communicator, late: list[int]) -> float:
     """Return how long the others wait for ranks that stay away until the communicator ends."""
     comm.barrier()
     start = time.monotonic()
-    with pytest.raises(CommTimeout, match=rf"^{named(late)} did not come to all_reduce #2 .*within 1 s"):
+    with pytest.raises(CommTimeout, match=rf"^{ranks_text(late)} did not come to all_reduce #2 .*within 1 s"):
         while comm.rank in late:
             comm.check()
             time.sleep(0.01)
