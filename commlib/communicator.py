@@ -21,12 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commlib import backends, compile, env, native
+from commlib import backends, env, native
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect, explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.all_reduce_rms_norm import COMPUTED_SCALES, FP8, scale_shape
+from commlib.compile.operators import register
 from commlib.core import guard, log
 from commlib.core.dispatch import CLOSED, Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
@@ -175,7 +176,7 @@ class Communicator:
             if (made := observer(backend, self.dispatcher, self.explain)) is not None:
                 self.dispatcher.observe(made)
         self._hooks: Hooks | None = None
-        self.graph_name, self._leave_graphs = compile.register(self, getattr(self._calls, "checks", self._calls))
+        self.graph_name, self._leave_graphs = register(self, getattr(self._calls, "checks", self._calls))
         self.use(plan)
         _OPEN.add(self)
         listen(native.library.guard_answers)

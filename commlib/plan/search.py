@@ -52,18 +52,11 @@ def shipped_plan(name: str) -> Plan:
     return plan if backend == name else plan.completed(shipped_plan(backend))
 
 
-def find(backend: str, plan: str | os.PathLike[str], world: int, accept: Accept) -> Plan:
-    """Return the plan of a file; for "auto" the first of COMMLIB_PLAN's, the user's, the device's, the backend's."""
+def find(backend: str, asked: str | os.PathLike[str], world: int, accept: Accept) -> Plan:
+    """Return the plan of a file that is asked for, or of this machine: the user's, the device's, the backend's."""
     here = fingerprint(backend)
-    asked = env.PLAN.get() if plan == "auto" else plan
     if asked:
         return _fitting(Plan.load(asked), here, world, accept)
-    return find_here(backend, world, accept)
-
-
-def find_here(backend: str, world: int, accept: Accept) -> Plan:
-    """Return the plan of this machine: the first of the user's, the device's, the backend's."""
-    here = fingerprint(backend)
     for source, load in _files(backend, str(here.get("device", "")), world):
         try:
             plan = _fitting(load(), here, world, accept)

@@ -58,6 +58,7 @@ class Table:
         if chosen is not usual and not on_curve and not spares:
             passed.append((usual.row.name, f"it takes more than {counted(max_sms, 'multiprocessor')}"))
         points = [*usual.choice.curve, *self._symmetric_points(usual, why["fewer"])]
+        curve = [*((point.sms, point.slower) for point in points), (why["usual_sms"], 0.0)]
         rule, at, choice = chosen.rule, chosen.at, chosen.choice
         if at is None:
             at = rule.at(min(max(query.num_bytes, why["min_bytes"]), why["max_bytes"])) or 0
@@ -80,7 +81,7 @@ class Table:
             pinned_by=env.ALGORITHM.name if plan.pinned.get(query.op) == choice.algorithm else "",
             remark=NO_MULTIPROCESSORS if chosen.row.engine else "",
             sms=min(why["chosen_sms"], max_sms or why["chosen_sms"]),
-            curve=_with_usual(points, why["usual_sms"]),
+            curve=tuple(sorted(curve)) if points else (),
             spared=self._spared(why, points) if spares else "",
             passed=tuple(dict.fromkeys(f"{name}: {reason}" for name, reason in passed)),
         )
@@ -149,11 +150,6 @@ def _is_known(query: Query) -> bool:
 def _keys(query: Query) -> tuple[str, str, str, int, bool, bool]:
     dtype = query.dtype if query.dtype in DTYPES else "uint8"
     return query.op, dtype, query.redop, query.num_bytes, query.placement == "symmetric", query.mode == "graph"
-
-
-def _with_usual(points: Sequence[Point], sms: int) -> tuple[tuple[int, float], ...]:
-    """Return a curve with the usual choice in it; nothing where no other was measured."""
-    return tuple(sorted([*((point.sms, point.slower) for point in points), (sms, 0.0)])) if points else ()
 
 
 table_of = lru_cache(maxsize=16)(Table)

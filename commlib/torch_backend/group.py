@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from commlib.collectives.all_reduce_rms_norm import normalised
 from commlib.communicator import Communicator
-from commlib.compile import untraced
+from commlib.compile.operators import untraced
 from commlib.torch_backend.arguments import SIGNATURES, first_tensor, with_options
 from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.engines import OURS, Engines, Place, monitored_barrier
