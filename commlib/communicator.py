@@ -223,10 +223,6 @@ class Communicator:
         Args:
             x: As in all_reduce; on ranks other than `dst` it stays as it is.
             out: As in all_reduce; other ranks' `out` stays as it is.
-
-        Example:
-            >>> comm.reduce(torch.tensor([1.0, 2.0]), dst=0, op="max")
-            tensor([1., 2.])
         """
         target = x if out is None else out
         if async_op or max_sms or self.dispatcher.detour:
@@ -277,10 +273,6 @@ class Communicator:
             out: `sizes[rank]` elements.
             x: `sum(sizes)` elements.
             sizes: The elements of each rank's block, the same on all ranks.
-
-        Example:
-            >>> comm.reduce_scatterv(torch.empty(1 + 2 * comm.rank), torch.arange(4.0), [1, 3])  # rank 1 of two
-            tensor([2., 4., 6.])
         """
         if async_op or max_sms or self.dispatcher.detour:
             return self.dispatcher.call("reduce_scatterv", (out, x, sizes, op), out, async_op, max_sms)
@@ -331,10 +323,6 @@ class Communicator:
             out: `sum(sizes)` elements.
             x: `sizes[rank]` elements.
             sizes: The elements of each rank's `x`, the same on all ranks.
-
-        Example:
-            >>> comm.all_gatherv(torch.empty(3), torch.ones(comm.rank + 1), [1, 2])
-            tensor([1., 1., 1.])
         """
         if async_op or max_sms or self.dispatcher.detour:
             return self.dispatcher.call("all_gatherv", (out, x, sizes), out, async_op, max_sms)
@@ -404,10 +392,6 @@ class Communicator:
 
         Args:
             x: What rank `src` sends, and where the others get it; of one size and type on all ranks.
-
-        Example:
-            >>> comm.broadcast(torch.tensor([comm.rank]), src=1)
-            tensor([1])
         """
         if async_op or max_sms or self.dispatcher.detour:
             return self.dispatcher.call("broadcast", (x, src), x, async_op, max_sms)
@@ -524,7 +508,6 @@ class Communicator:
             scale: One float32 number, for "fp8" alone.
             out: Where to put y.
             residual_out: Where to put h.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             (y, h), with quant (y, h, scale).
@@ -558,9 +541,7 @@ class Communicator:
     def send(self, x: Tensor, dst: int, async_op: bool = False) -> Work | None:
         """Send to rank `dst`, which calls recv; the messages of a pair match in the order of their calls.
 
-        Args:
-            x: What to send.
-            dst: On shm it may be this rank.
+        On shm `dst` may be this rank.
 
         Example:
             >>> comm.send(torch.ones(3), dst=1)  # rank 1: comm.recv(torch.empty(3), src=0)
@@ -572,23 +553,15 @@ class Communicator:
     @overload
     def recv(self, x: Tensor, src: int, async_op: Later) -> Work: ...
     def recv(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | Work:
-        """Receive from rank `src`, which calls send.
-
-        Args:
-            x: Where to put what comes: as many elements as were sent, of their type.
-        """
+        """Receive from rank `src`, which calls send, into `x`: as many elements as were sent, of their type."""
         work = self.dispatcher.message("recv", partial(self.dispatcher.make, "recv"), x, src, async_op)
         return x if work is None else work
 
     def send_recv(self, x: Tensor, dst: int, out: Tensor, src: int) -> Tensor:
         """Send to rank `dst` and receive from rank `src` at once: no rank of a ring has to receive first.
 
-        Peers may call it too, or send and recv. On GPUs both directions are one group of NCCL's.
-
-        Args:
-            x: What to send; on shm `dst` has a large one when the call returns.
-            dst: On shm it may be this rank.
-            out: Where to put what comes: as many elements as were sent, of their type.
+        Peers may call it too, or send and recv. On GPUs both directions are one group of NCCL's. On shm `dst` may be
+        this rank, and has a large `x` when the call returns. `out` is as in recv.
 
         Example:
             >>> comm.send_recv(torch.ones(2), 1 - comm.rank, torch.empty(2), 1 - comm.rank)  # of two ranks
