@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from commlib.build.device_code import ELEMENTS, compile_kernel, row_expression
-from commlib.collectives.all_reduce_rms_norm import ALL_REDUCE_RMS_NORM
+from commlib.collectives.all_reduce_rms_norm import ALL_REDUCE_RMS_NORM, GROUP
 from commlib.compile import operators
 from commlib.core.dispatch import Dispatching
 from commlib.errors import one_of
@@ -24,7 +24,6 @@ from commlib.redops import DTYPES
 
 KINDS = ("row", "columns", "number", "groups")  # by their codes in csrc/collectives/all_reduce_epilogue/entry.cc
 INPUTS, OUTPUTS = KINDS[:3], (KINDS[0], *KINDS[2:])
-GROUP = 128  # columns that share a number
 MAX_FIELDS = 8  # tensors, and numbers: csrc/include/commlib/rows.h
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 FUNCTIONS = "abs has load map max max_of_groups min round set set_groups store sum sum_and_max sum_of_groups".split()

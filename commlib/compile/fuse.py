@@ -21,6 +21,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from commlib.collectives.all_reduce_rms_norm import COLUMNS, TYPES
 from commlib.compile import operators
 
 _LOG = logging.getLogger("commlib")
@@ -31,8 +32,7 @@ _WITH_EFFECTS: Any = torch.ops.higher_order.with_effects
 _MAKE_TOKEN: Any = torch.ops.prims._make_token.default
 _VIEWS = (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default)
 _HOOK = "post_grad_custom_pre_pass"
-TYPES = (torch.float32, torch.float16, torch.bfloat16)
-COLUMNS, MAX_ROW_BYTES = 8, 1 << 16  # a row's width is a multiple; csrc/include/commlib/rows.h
+MAX_ROW_BYTES = 1 << 16  # csrc/include/commlib/rows.h
 
 
 @dataclass(frozen=True)

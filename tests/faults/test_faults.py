@@ -314,7 +314,7 @@ def come_one_by_one(comm: Communicator) -> str:
 
 def test_of_ranks_that_disagree_the_error_names_who_is_alone(mortal: Ranks) -> None:
     (said,) = set(mortal.run(come_one_by_one))
-    assert re.match(r"ranks disagree: rank 1 called all_reduce #2 .* 5 el.*, ranks 0, 2 called .* 4 el", said)
+    assert re.match(r"ranks disagree: rank 1 called all_reduce #2 .* 5 el.*, ranks 0 and 2 called .* 4 el", said)
 
 
 def test_ctrl_c_answers_within_half_a_second_and_the_others_hear_of_it(mortal: Ranks) -> None:
