@@ -223,6 +223,10 @@ class Communicator:
         Args:
             x: As in all_reduce; on ranks other than `dst` it stays as it is.
             out: As in all_reduce; other ranks' `out` stays as it is.
+
+        Example:
+            >>> comm.reduce(torch.tensor([1.0, 2.0]), dst=0, op="max")
+            tensor([1., 2.])
         """
         target = x if out is None else out
         if async_op or max_sms or self.dispatcher.detour:
@@ -267,12 +271,16 @@ class Communicator:
     def reduce_scatterv(
         self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = "sum", async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Do as reduce_scatter_tensor with its other arguments, in blocks of different sizes.
+        """Do as reduce_scatter_tensor (`op`, `async_op` and `max_sms`, too), in blocks of different sizes.
 
         Args:
             out: `sizes[rank]` elements.
             x: `sum(sizes)` elements.
             sizes: The elements of each rank's block, the same on all ranks.
+
+        Example:
+            >>> comm.reduce_scatterv(torch.empty(1 + 2 * comm.rank), torch.arange(4.0), [1, 3])  # rank 1 of two
+            tensor([2., 4., 6.])
         """
         if async_op or max_sms or self.dispatcher.detour:
             return self.dispatcher.call("reduce_scatterv", (out, x, sizes, op), out, async_op, max_sms)
@@ -317,12 +325,16 @@ class Communicator:
     def all_gatherv(
         self, out: Tensor, x: Tensor, sizes: Sizes, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Do as all_gather_into_tensor with its other arguments, in blocks of different sizes.
+        """Do as all_gather_into_tensor (`async_op` and `max_sms`, too), in blocks of different sizes.
 
         Args:
             out: `sum(sizes)` elements.
             x: `sizes[rank]` elements.
             sizes: The elements of each rank's `x`, the same on all ranks.
+
+        Example:
+            >>> comm.all_gatherv(torch.empty(3), torch.ones(comm.rank + 1), [1, 2])
+            tensor([1., 1., 1.])
         """
         if async_op or max_sms or self.dispatcher.detour:
             return self.dispatcher.call("all_gatherv", (out, x, sizes), out, async_op, max_sms)
@@ -392,6 +404,10 @@ class Communicator:
 
         Args:
             x: What rank `src` sends, and where the others get it; of one size and type on all ranks.
+
+        Example:
+            >>> comm.broadcast(torch.tensor([comm.rank]), src=1)
+            tensor([1])
         """
         if async_op or max_sms or self.dispatcher.detour:
             return self.dispatcher.call("broadcast", (x, src), x, async_op, max_sms)
@@ -461,7 +477,7 @@ class Communicator:
     @overload
     def barrier(self, async_op: Later) -> Work: ...
     def barrier(self, async_op: bool = False) -> Work | None:
-        """Return once every rank has called it; on GPUs, also wait for all earlier work on the stream."""
+        """Return once every rank has called it, and on GPUs earlier work is done. `async_op`: see Communicator."""
         if async_op:
             return self.dispatcher.later("barrier", lambda make: make("enqueue_barrier"))
         if self.dispatcher.detour:
@@ -488,7 +504,7 @@ class Communicator:
         residual_out: Tensor | None = None,
         max_sms: int = 0,
     ) -> tuple[Tensor, ...]:
-        """Add up all ranks' `x`, add the residual, normalise each row. See also `help(commlib.Communicator)`.
+        """Add up all ranks' `x`, add the residual, normalise each row. `max_sms`: see Communicator.
 
         Per row: h = all_reduce(x) + residual; y = h / sqrt(mean(h²) + eps) * (weight + weight_bias) + bias. Sums are
         rounded to the type of `x` as all_reduce and an addition would; the rest is float32, rounded once. A row's bits
@@ -541,7 +557,7 @@ class Communicator:
     def send(self, x: Tensor, dst: int, async_op: bool = False) -> Work | None:
         """Send to rank `dst`, which calls recv; the messages of a pair match in the order of their calls.
 
-        On shm `dst` may be this rank.
+        On shm `dst` may be this rank. `x` may have any size; `async_op`: see Communicator.
 
         Example:
             >>> comm.send(torch.ones(3), dst=1)  # rank 1: comm.recv(torch.empty(3), src=0)
@@ -553,7 +569,7 @@ class Communicator:
     @overload
     def recv(self, x: Tensor, src: int, async_op: Later) -> Work: ...
     def recv(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | Work:
-        """Receive from rank `src`, which calls send, into `x`: as many elements as were sent, of their type."""
+        """Receive from rank `src` into `x`, as many elements as were sent, of their type; `async_op` as in send."""
         work = self.dispatcher.message("recv", partial(self.dispatcher.make, "recv"), x, src, async_op)
         return x if work is None else work
 
@@ -640,9 +656,10 @@ class Communicator:
             op: The collective: "all_reduce", "all_gather", "all_to_all", "send_recv" …
             num_bytes: The size that nccl-tests prints: the larger of input and output; with a root, all ranks' blocks.
             dtype: The element type, or its name.
+            redop: The reduction.
             placement: "symmetric" for tensors of `empty()`, else "plain".
             mode: "graph" for calls captured in a CUDA graph, else "eager".
-            max_sms: The multiprocessors that the call takes at most, 0 for no limit.
+            max_sms: As of the call.
             async_op: Whether the call is asynchronous: on GPUs it then leaves most multiprocessors to others.
         """
         name = str(dtype).removeprefix("torch.")
@@ -698,7 +715,7 @@ class Communicator:
             self._hooks.watch(self.resources.check)
 
     def on_error(self, callback: Callable[[CommError], object]) -> None:
-        """Have a function called with the error that ends the communicator, once, before a call or check() raises it.
+        """Have `callback` called with the error that ends the communicator, once, before a call or check() raises it.
 
         The thread that makes the call runs it; with `async_op=True` on CPUs, that is one of commlib's. What it raises
         is logged.

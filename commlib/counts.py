@@ -1,7 +1,5 @@
 """Counts and ranks as texts: '1 rank', '2 ranks', 'ranks 0, 1 and 3'."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

@@ -272,9 +272,7 @@ class TorchBackend(Backend):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
         self.close()
 
-    def abandon(self) -> None:
-        """Leave the group's threads alone, which a forked child does not have."""
-        self.leave()
+    abandon = leave  # a forked child does not have the group's threads
 
 
 class Recorded:

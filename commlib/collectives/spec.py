@@ -169,7 +169,5 @@ class Collective:
 
     def num_bytes(self, call: Call) -> int:
         """Return the size nccl-tests and the plan use for this call."""
-        return self.total_count(call) * call.dtype.itemsize
-
-    def total_count(self, call: Call) -> int:
-        return max(self.shapes(replace(call, rank=call.root))) if self.size_count is None else self.size_count(call)
+        count = max(self.shapes(replace(call, rank=call.root))) if self.size_count is None else self.size_count(call)
+        return count * call.dtype.itemsize
