@@ -31,7 +31,8 @@ from torch._C import _distributed_c10d as c10d
 from written import command_line, head, write
 
 import commlib
-from commlib.debug import findings_lines, findings_of, look
+from commlib.debug.findings import findings_lines, findings_of
+from commlib.debug.jobs import look
 from commlib.errors import CommError
 from commlib.tools.debug.flight import flights
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from commlib.communicator import Communicator
-from commlib.debug import look
+from commlib.debug.jobs import look
 from commlib.errors import CommError
 from commlib.tools.timing.graph import capture
 

@@ -22,7 +22,7 @@ from typing import Any
 from graph_faults import CAPTURED, GRAPHS, KINDS, POLL_S, Plan, be_rank, captures, first_difference, places, warm_up
 from written import head, write
 
-from commlib.debug import Finding, findings_lines, findings_of
+from commlib.debug.findings import Finding, findings_lines, findings_of
 from commlib.debug.jobs import Job, moments
 from commlib.debug.record import records_of
 from commlib.tools.testing import Ranks

@@ -31,8 +31,8 @@ from written import command_line, head, write
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.debug import Finding, findings_lines, findings_of, look
-from commlib.debug.jobs import Job, moments
+from commlib.debug.findings import Finding, findings_lines, findings_of
+from commlib.debug.jobs import Job, look, moments
 from commlib.debug.record import records_of
 from commlib.errors import CommError
 from commlib.tools.launch import end_with

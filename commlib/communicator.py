@@ -9,7 +9,7 @@ import operator
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -21,24 +21,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commlib import backends, compile, debug, env, native
+from commlib import backends, env, native
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect, explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.all_reduce_rms_norm import COMPUTED_SCALES, FP8, scale_shape
+from commlib.compile.operators import register
 from commlib.core import guard, log
 from commlib.core.dispatch import CLOSED, Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
-from commlib.core.setup import check_same_settings, choose_plan, pin_core, send_algorithms, settings, split
+from commlib.core.setup import check_same_settings, choose_plan, send_algorithms, settings, split
 from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
-from commlib.errors import CLOSED_TEXT, Closed, CommError, limits_of, meant, no_unknown
+from commlib.debug.stacks import listen
+from commlib.errors import Closed, CommError, limits_of, no_unknown, one_of
 from commlib.native import library
-from commlib.plan import Explanation, Plan
+from commlib.plan import Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Query, size_text
-from commlib.plan.table import choice_of, table_of
+from commlib.plan.table import Explanation, choice_of, table_of
 from commlib.plan.text import plan_text
 from commlib.redops import Redop, redop_name
 
@@ -116,8 +118,6 @@ def create(
 ) -> Communicator:
     """Make a communicator over a world that is connected; limits: those of LIMITS, as of init()."""
     options, name = settings(backend, plan, **limits)
-    if env.BIND.get() == "core":
-        pin_core(world)
     check_same_settings(world, options, name)
     made = backends.create(name, world, options)
     try:
@@ -139,9 +139,9 @@ class Communicator:
     Names, arguments and results are those of torch.distributed. These rules apply to all calls:
 
     Tensors must be on `comm.device` and contiguous; any size is allowed, also 0 bytes. Data of any torch dtype can be
-    moved. Reductions are "sum", "prod", "min", "max", "avg", for integers also "band", "bor", "bxor", or torch's
-    ReduceOp; they add in rank order, so all ranks get the same bits. A call returns the tensor with the result: `out`,
-    or `x` in place.
+    moved. A reduction `op` is "sum", "prod", "min", "max", "avg", for integers also "band", "bor", "bxor", or torch's
+    ReduceOp; all add in rank order, so all ranks get the same bits. The ranks `dst` and `src` get and send the data. A
+    call returns the tensor with the result: `out`, or `x` in place.
 
     On CPUs a call returns when its result is there. On GPUs it enqueues its work on torch's current stream and returns;
     it can be captured into a CUDA graph. With `async_op=True` a call returns a `Work` at once. Its `wait()` waits for
@@ -176,10 +176,10 @@ class Communicator:
             if (made := observer(backend, self.dispatcher, self.explain)) is not None:
                 self.dispatcher.observe(made)
         self._hooks: Hooks | None = None
-        self.graph_name, self._leave_graphs = compile.register(self, getattr(self._calls, "checks", self._calls))
+        self.graph_name, self._leave_graphs = register(self, getattr(self._calls, "checks", self._calls))
         self.use(plan)
         _OPEN.add(self)
-        debug.listen(native.library.guard_answers)
+        listen(native.library.guard_answers)
         metrics.start()
 
     # --- reductions ---------------------------------------------------------------------------------------------
@@ -193,15 +193,11 @@ class Communicator:
     def all_reduce(
         self, x: Tensor, op: Op = "sum", out: Out = None, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks; every rank gets the result. `async_op` and `max_sms`: see Communicator.
+        """Reduce over all ranks; every rank gets the result. `op`, `async_op` and `max_sms`: see Communicator.
 
         Args:
             x: This rank's part, of one shape and type on all ranks; without `out` the result replaces it.
-            op: The reduction.
             out: Where to put the result: as many elements as `x`, of its type; `x` then stays as it is.
-
-        Returns:
-            `out`, or `x` without one.
 
         Example:
             >>> comm.all_reduce(torch.tensor([1.0, 2.0]))  # on two ranks
@@ -222,16 +218,11 @@ class Communicator:
     def reduce(
         self, x: Tensor, dst: int, op: Op = "sum", out: Out = None, async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks; rank `dst` gets the result. `async_op` and `max_sms`: see Communicator.
+        """Reduce over all ranks; rank `dst` gets the result. `op`, `async_op` and `max_sms`: see Communicator.
 
         Args:
             x: As in all_reduce; on ranks other than `dst` it stays as it is.
-            dst: The rank that gets the result.
-            op: The reduction.
             out: As in all_reduce; other ranks' `out` stays as it is.
-
-        Returns:
-            `out`, or `x` without one; the result on rank `dst` alone.
 
         Example:
             >>> comm.reduce(torch.tensor([1.0, 2.0]), dst=0, op="max")
@@ -254,12 +245,11 @@ class Communicator:
     def reduce_scatter_tensor(
         self, out: Tensor, x: Tensor, op: Op = "sum", async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Reduce over all ranks and keep block `rank`. `async_op` and `max_sms`: see Communicator.
+        """Reduce over all ranks and keep block `rank`. `op`, `async_op` and `max_sms`: see Communicator.
 
         Args:
             out: Where to put this rank's block: x.numel() / size elements. It may be block `rank` of `x` itself.
             x: One block for each rank, the first dimension first.
-            op: The reduction.
 
         Example:
             >>> comm.reduce_scatter_tensor(torch.empty(2), torch.arange(4.0))  # rank 1 of two
@@ -281,13 +271,12 @@ class Communicator:
     def reduce_scatterv(
         self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = "sum", async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
-        """Do as reduce_scatter_tensor (`async_op` and `max_sms`, too), in blocks of different sizes.
+        """Do as reduce_scatter_tensor (`op`, `async_op` and `max_sms`, too), in blocks of different sizes.
 
         Args:
             out: `sizes[rank]` elements.
             x: `sum(sizes)` elements.
             sizes: The elements of each rank's block, the same on all ranks.
-            op: The reduction.
 
         Example:
             >>> comm.reduce_scatterv(torch.empty(1 + 2 * comm.rank), torch.arange(4.0), [1, 3])  # rank 1 of two
@@ -415,7 +404,6 @@ class Communicator:
 
         Args:
             x: What rank `src` sends, and where the others get it; of one size and type on all ranks.
-            src: The rank that sends.
 
         Example:
             >>> comm.broadcast(torch.tensor([comm.rank]), src=1)
@@ -439,7 +427,6 @@ class Communicator:
 
         Args:
             x: This rank's block, of one size and type on all ranks.
-            dst: The rank that gets them.
             out: Where rank `dst` puts them, size × x.numel() elements; without it a new tensor. Others' is ignored.
 
         Returns:
@@ -471,11 +458,7 @@ class Communicator:
 
         Args:
             x: On rank `src` one block for each rank, in its first dimension; ignored elsewhere.
-            src: The rank that sends.
             out: Where to put the block. Only rank `src` may omit it; it then gets a new tensor of shape x.shape[1:].
-
-        Returns:
-            `out`, or the new tensor.
 
         Example:
             >>> comm.scatter(torch.tensor([[5], [6]]), src=0, out=torch.empty(1, dtype=torch.int64))  # rank 1 of two
@@ -494,11 +477,7 @@ class Communicator:
     @overload
     def barrier(self, async_op: Later) -> Work: ...
     def barrier(self, async_op: bool = False) -> Work | None:
-        """Return once every rank has called it; on GPUs, also wait for all earlier work on the stream.
-
-        Args:
-            async_op: Return a Work at once.
-        """
+        """Return once every rank has called it, and on GPUs earlier work is done. `async_op`: see Communicator."""
         if async_op:
             return self.dispatcher.later("barrier", lambda make: make("enqueue_barrier"))
         if self.dispatcher.detour:
@@ -525,7 +504,7 @@ class Communicator:
         residual_out: Tensor | None = None,
         max_sms: int = 0,
     ) -> tuple[Tensor, ...]:
-        """Add up all ranks' `x`, add the residual, normalise each row. See also `help(commlib.Communicator)`.
+        """Add up all ranks' `x`, add the residual, normalise each row. `max_sms`: see Communicator.
 
         Per row: h = all_reduce(x) + residual; y = h / sqrt(mean(h²) + eps) * (weight + weight_bias) + bias. Sums are
         rounded to the type of `x` as all_reduce and an addition would; the rest is float32, rounded once. A row's bits
@@ -545,7 +524,6 @@ class Communicator:
             scale: One float32 number, for "fp8" alone.
             out: Where to put y.
             residual_out: Where to put h.
-            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             (y, h), with quant (y, h, scale).
@@ -579,10 +557,7 @@ class Communicator:
     def send(self, x: Tensor, dst: int, async_op: bool = False) -> Work | None:
         """Send to rank `dst`, which calls recv; the messages of a pair match in the order of their calls.
 
-        Args:
-            x: What to send.
-            dst: The rank that receives; on shm it may be this one.
-            async_op: Return a Work at once.
+        On shm `dst` may be this rank. `x` may have any size; `async_op`: see Communicator.
 
         Example:
             >>> comm.send(torch.ones(3), dst=1)  # rank 1: comm.recv(torch.empty(3), src=0)
@@ -594,29 +569,15 @@ class Communicator:
     @overload
     def recv(self, x: Tensor, src: int, async_op: Later) -> Work: ...
     def recv(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | Work:
-        """Receive from rank `src`, which calls send.
-
-        Args:
-            x: Where to put what comes: as many elements as were sent, of their type.
-            src: The rank that sends.
-            async_op: Return a Work at once.
-        """
+        """Receive from rank `src` into `x`, as many elements as were sent, of their type; `async_op` as in send."""
         work = self.dispatcher.message("recv", partial(self.dispatcher.make, "recv"), x, src, async_op)
         return x if work is None else work
 
     def send_recv(self, x: Tensor, dst: int, out: Tensor, src: int) -> Tensor:
         """Send to rank `dst` and receive from rank `src` at once: no rank of a ring has to receive first.
 
-        Peers may call it too, or send and recv. On GPUs both directions are one group of NCCL's.
-
-        Args:
-            x: What to send; on shm `dst` has a large one when the call returns.
-            dst: The rank that receives `x`; on shm it may be this one.
-            out: Where to put what comes: as many elements as were sent, of their type.
-            src: The rank that sends to this one.
-
-        Returns:
-            `out`.
+        Peers may call it too, or send and recv. On GPUs both directions are one group of NCCL's. On shm `dst` may be
+        this rank, and has a large `x` when the call returns. `out` is as in recv.
 
         Example:
             >>> comm.send_recv(torch.ones(2), 1 - comm.rank, torch.empty(2), 1 - comm.rank)  # of two ranks
@@ -668,13 +629,13 @@ class Communicator:
             CommError: The arena (`max_bytes` of init()) is full.
         """
         dims, dtype = _shape_and_type(shape, dtype)
-        self._check_open()
+        self.dispatcher.check_open()
         self.dispatcher.executor.release_tensors()
         return self.resources.empty(math.prod(dims) * dtype.itemsize).view(dtype).view(dims)
 
     def symmetric(self) -> AbstractContextManager[None]:
         """Put torch's own allocations into symmetric memory; only a GPU allocator can be redirected."""
-        self._check_open()
+        self.dispatcher.check_open()
         return self.resources.symmetric()
 
     def explain(  # noqa: PLR0913 - the keys of a rule
@@ -698,7 +659,7 @@ class Communicator:
             redop: The reduction.
             placement: "symmetric" for tensors of `empty()`, else "plain".
             mode: "graph" for calls captured in a CUDA graph, else "eager".
-            max_sms: The multiprocessors that the call takes at most, 0 for no limit.
+            max_sms: As of the call.
             async_op: Whether the call is asynchronous: on GPUs it then leaves most multiprocessors to others.
         """
         name = str(dtype).removeprefix("torch.")
@@ -706,9 +667,9 @@ class Communicator:
             raise ValueError(f"dtype is {dtype!r}, but must be a torch.dtype or its name, e.g. 'bfloat16'")
         if not isinstance(num_bytes, SupportsIndex) or operator.index(num_bytes) < 0:
             raise ValueError(f"num_bytes is {num_bytes!r}, but must be an int of 0 or more")
-        _one_of("op", op, COLLECTIVES)
-        _one_of("placement", placement, PLACEMENTS)
-        _one_of("mode", mode, MODES)
+        one_of("op", op, COLLECTIVES)
+        one_of("placement", placement, PLACEMENTS)
+        one_of("mode", mode, MODES)
         limit, comm_limit = env.MAX_SMS.resolve(max_sms, "max_sms"), self.options.max_sms
         machine = {"has_arena": self.resources.has_arena, "multiprocessors": self.resources.multiprocessors}
         table = table_of(self.plan, self.size, max_sms=comm_limit, **machine)
@@ -718,7 +679,7 @@ class Communicator:
 
     def use(self, plan: Plan) -> None:
         """Switch to another `plan`; every rank must call this at the same place, with the same plan."""
-        self._check_open()
+        self.dispatcher.check_open()
         if not isinstance(plan, Plan):
             raise TypeError(f"plan is of type {type(plan).__name__}, but must be a commlib.Plan; Plan.load() reads one")
         self.dispatcher.drain()
@@ -747,20 +708,17 @@ class Communicator:
 
     def check(self) -> None:
         """Raise if a peer is gone or the communicator has ended."""
-        self._check_open()
+        self.dispatcher.check_open()
         if self._hooks is None:
             self.resources.check()
         else:
             self._hooks.watch(self.resources.check)
 
     def on_error(self, callback: Callable[[CommError], object]) -> None:
-        """Have a function called with the error that ends the communicator, once, before a call or check() raises it.
+        """Have `callback` called with the error that ends the communicator, once, before a call or check() raises it.
 
         The thread that makes the call runs it; with `async_op=True` on CPUs, that is one of commlib's. What it raises
         is logged.
-
-        Args:
-            callback: A function of the error.
         """
         self._with_hooks().on_error(callback)
 
@@ -785,20 +743,16 @@ class Communicator:
 
     def abort(self, why: str = "") -> None:
         """End the communicator on all ranks: calls under way and later ones raise CommError, with `why` in it."""
-        self._check_open()
+        self.dispatcher.check_open()
         reason = (str(why) or f"rank {self.rank} aborted the communicator").encode(errors="replace").decode()
         self.resources.abort(reason)  # without lone surrogates, which UTF-8 cannot encode
         self.dispatcher.executor.close(CommError(reason))
 
     def close(self) -> None:
         """Release everything this rank holds; may be called twice. On GPUs, wait some seconds for the other ranks."""
-        self._end(self.resources.close, 0.0)
+        self._end(self.resources.close)
 
-    def _leave(self) -> None:
-        """As close(), when the process ends: nothing may be started, or waited for longer than a moment."""
-        self._end(self.resources.leave, LEAVE_S)
-
-    def _end(self, end: Callable[[], None], wait_s: float) -> None:
+    def _end(self, end: Callable[[], None], wait_s: float = 0.0, *, forked: bool = False) -> None:
         if self._closed:
             return
         self._closed = True
@@ -806,20 +760,13 @@ class Communicator:
         self._leave_graphs()
         # The calls hold the memory; tensors from empty() that still live keep it, nothing else does.
         self._calls = CLOSED
+        if forked:
+            self.dispatcher.forget()  # the parent's threads are not here, and its world goes on
+            return
         self.dispatcher.close(Closed("this communicator was closed before the call was done; wait() first"), wait_s)
         self.world.close()
 
-    def _abandon(self) -> None:
-        """Forget everything without a word to the peers: for a forked child, whose parent goes on."""
-        if not self._closed:
-            self._closed = True
-            self.resources.abandon()
-            self._leave_graphs()
-            self._calls = CLOSED
-            self.dispatcher.forget()  # the parent's threads are not here
-
     def __enter__(self) -> Communicator:
-        """Close at the end of the block."""
         return self
 
     def __exit__(
@@ -834,15 +781,12 @@ class Communicator:
             self.close()
 
     def __repr__(self) -> str:
-        """Return rank, size and backend."""
         return f"<Communicator rank {self.rank} of {self.size} on {self.backend}>"
 
     def __dir__(self) -> list[str]:
-        """List what is for users; the rest is for commlib itself."""
         return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def __reduce__(self) -> Any:
-        """A communicator belongs to its process."""
         raise TypeError("a Communicator cannot be pickled; create one in each process with commlib.init()")
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -852,10 +796,6 @@ class Communicator:
         self.dispatcher.drain()
         return self.resources.inner()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(CLOSED_TEXT)
-
 
 _OPEN: WeakSet[Communicator] = WeakSet()
 
@@ -864,12 +804,12 @@ _OPEN: WeakSet[Communicator] = WeakSet()
 def _leave_all() -> None:
     """A rank that ends tells its peers, so that they raise at once instead of waiting for a dead process."""
     for comm in list(_OPEN):
-        comm._leave()
+        comm._end(comm.resources.leave, LEAVE_S)
 
 
 def _abandon_all() -> None:
     for comm in list(_OPEN):
-        comm._abandon()
+        comm._end(comm.resources.abandon, forked=True)
 
 
 os.register_at_fork(after_in_child=_abandon_all)
@@ -889,11 +829,6 @@ def _shape_and_type(shape: tuple[Any, ...], dtype: torch.dtype) -> tuple[tuple[i
     if any(size < 0 for size in sizes):
         raise ValueError(f"shape of empty is {sizes}, but sizes are 0 or more")
     return sizes, dtype
-
-
-def _one_of(name: str, value: object, known: Collection[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}{meant(str(value), known)}")
 
 
 def _made(call: str, x: Tensor, shape: Callable[[], Sequence[int]]) -> Tensor:

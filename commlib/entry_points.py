@@ -1,7 +1,5 @@
 """What other packages call when commlib is installed next to them; without COMMLIB_ENGINES nothing happens."""
 
-from __future__ import annotations
-
 import logging
 from importlib import import_module
 

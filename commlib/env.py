@@ -26,7 +26,6 @@ class Variable(Generic[T]):
     secret: bool = False  # its value is never shown
 
     def is_set(self) -> bool:
-        """Say whether the environment gives a value."""
         return bool(os.environ.get(self.name))
 
     def get(self) -> T:
@@ -201,7 +200,6 @@ ISA = Variable(
     "auto",
     "x86-64 level of the reduce kernels and of the prefix compare on the CPU: auto, v2, v3 or v4",
 )
-BIND = Variable("COMMLIB_BIND", _one_of("none", "core"), "none", "core: pin each rank to a core at init()")
 LIBRARY = Variable("COMMLIB_LIBRARY", str, "", "path of the native library to load instead of the installed one")
 CACHE_DIR = Variable(
     "COMMLIB_CACHE_DIR",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from inspect import signature
@@ -58,6 +58,11 @@ def meant(name: str, known: Iterable[str]) -> str:
     return next((f"; did you mean {one}?" for one in near if one in known), "")
 
 
+def one_of(name: str, value: object, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}{meant(str(value), known)}")
+
+
 def no_unknown(function: Callable[..., object], names: Iterable[str]) -> None:
     """Raise a TypeError for the first of some keywords that the function does not know."""
     for name in names:
@@ -83,6 +88,11 @@ def limits_of(what: str) -> Iterator[None]:
         if remedy := limit_of(error):
             raise CommError(f"{what} ran into a limit: {error}; {remedy}") from None
         raise
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says before its stack."""
+    return (str(error) or type(error).__name__).split("\n", 1)[0].rstrip(".")
 
 
 def one_line(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 try:
     import tvm_ffi
@@ -19,21 +19,13 @@ for _kind in (errors.CommError, errors.Closed, errors.CommTimeout, errors.PeerLo
     tvm_ffi.register_error(_kind.__name__, _kind)
 
 
-class HasCalls(Protocol):
-    """A Communicator, which stands above this layer."""
-
-    @property
-    def resources(self) -> Any:
-        """Its backend."""
-
-
 def path() -> str:
     """Return the library for `tvm_ffi.load_module`: the one that this process has loaded already."""
     return library.library_path()
 
 
-def handle(comm: HasCalls) -> int:
-    """Return the number by which calls through tvm-ffi name a communicator; it does not keep the communicator open."""
+def handle(comm: Any) -> int:
+    """Return the number by which calls through tvm-ffi name a Communicator; it does not keep the communicator open."""
     number: int = comm.resources.calls().handle()
     return number
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib import debug, env
+from commlib import env
 from commlib.build.sources import load_module
+from commlib.debug.findings import explain
 from commlib.errors import BuildFailed
 from commlib.redops import CODES, TORCH_OPS
 from commlib.worker import call_site
@@ -36,7 +37,7 @@ def _load() -> Any:
     module.connect(torch.Tensor, torch.nn.Parameter)
     module.set_redops(CODES, type(TORCH_OPS["sum"]))
     module.prefix_use(env.ISA.get())
-    module.set_recorded(lambda: (b"", call_site()), lambda *ended: (b"", debug.explain(*ended)))
+    module.set_recorded(lambda: (b"", call_site()), lambda *ended: (b"", explain(*ended)))
     gc.callbacks.append(module.note_collection)
     return module
 

@@ -40,7 +40,6 @@ CODES: dict[Any, int] = {op: code for code, name in enumerate(REDOPS) for op in 
 
 
 def redop_name(op: Any) -> str:
-    """Return the name of a reduction, which is a name or a torch.distributed.ReduceOp."""
     names = f"{', '.join(REDOPS)} or a torch.distributed.ReduceOp"
     if not isinstance(op, (str, type(TORCH_OPS["sum"]))):  # torch's equals the integers behind it, which say nothing
         raise TypeError(f"op is of type {type(op).__name__} ({op!r}), but must be one of {names}")

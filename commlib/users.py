@@ -55,7 +55,6 @@ def _overflow_user() -> int:
 
 
 def _maps_everyone() -> bool:
-    """Whether each user of the host has a number here, as outside of containers."""
     try:
         ranges = Path("/proc/self/uid_map").read_text().splitlines()
     except OSError:  # a kernel without user namespaces

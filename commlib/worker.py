@@ -58,7 +58,6 @@ class Worker:
         self._thread.start()
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Run `call` after everything submitted before."""
         with self._lock:
             if self._ended is not None:
                 raise self._ended
@@ -70,7 +69,6 @@ class Worker:
         return future
 
     def runs_here(self) -> bool:
-        """Whether the caller is a call of this worker."""
         return threading.current_thread() is self._thread
 
     def close(self, why: Exception) -> None:
@@ -106,7 +104,6 @@ def _run(next_call: _Call | None) -> bool:
 
 
 def run_now(call: Callable[[], Any]) -> Future[Any]:
-    """Make a call at once, in this thread."""
     future: Future[Any] = Future()
     _fill(future, call)
     return future

@@ -12,9 +12,10 @@ import torch
 
 from commlib.backends.base import Options
 from commlib.communicator import Communicator, create
-from commlib.core.setup import check_same_settings, pin_core, split
+from commlib.core.setup import check_same_settings, split
 from commlib.errors import PlanMismatch
-from commlib.plan import Plan, shipped_plan, user_path
+from commlib.plan import Plan
+from commlib.plan.search import shipped_plan, user_path
 from commlib.tools.testing import RankError, Ranks
 from commlib.tools.timing import fingerprint
 from tests.errors_and_logs import message_of
@@ -136,15 +137,6 @@ def test_a_split_may_have_another_limit_of_multiprocessors_the_same_on_all_ranks
         found = ranks.run(limits_of_splits)
     told = "ranks disagree on max_sms (rank 0: 1, rank 1: 2); start every rank with the same settings"
     assert found == [(3, 3, told)] * 2
-
-
-def test_ranks_are_pinned_by_their_numbers_on_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[set[int]] = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 7})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(cores))
-    for rank, local_rank in enumerate((0, 1, 2, 0)):
-        pin_core(SimpleNamespace(rank=rank, local_rank=local_rank))  # type: ignore[arg-type]
-    assert taken == [{4}, {7}, {4}, {4}]
 
 
 def test_what_a_split_has_made_is_closed_where_the_parent_does_not_go_on() -> None:

@@ -173,7 +173,7 @@ def test_a_communicator_that_cannot_be_made_is_told():
 
 def test_a_missing_rank_is_named_by_the_world(ranks):
     handle = ranks.start(late_world)
-    with pytest.raises(CommTimeout, match=r"rank 0 waited 0.1 s .* for ranks 1, 2"):
+    with pytest.raises(CommTimeout, match=r"rank 0 waited 0.1 s .* for ranks 1 and 2"):
         handle.result(0)
     ranks.restart()
 

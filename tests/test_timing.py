@@ -243,15 +243,15 @@ def test_percentiles_are_of_the_blocks() -> None:
 
 
 def test_a_fingerprint_names_the_machine_and_keeps_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMMLIB_BIND", "core")
+    monkeypatch.setenv("COMMLIB_ISA", "v3")
     monkeypatch.setenv("COMMLIB_PLAN", "somewhere/plan.json")
     monkeypatch.setenv("SECRET_TOKEN", "abc")
     monkeypatch.setenv("COMMLIB_SECRET", "abc")
     found_here = fingerprint()
     assert {"cpu", "cores", "kernel", "torch", "commlib", "python"} <= set(found_here)
-    assert found_here["settings"]["COMMLIB_BIND"] == "core"
+    assert found_here["settings"]["COMMLIB_ISA"] == "v3"
     assert "abc" not in settings().values()
-    assert set(settings()) <= {"COMMLIB_BIND", "OMP_NUM_THREADS", *settings()} - {"COMMLIB_PLAN", "SECRET_TOKEN"}
+    assert set(settings()) <= {"COMMLIB_ISA", "OMP_NUM_THREADS", *settings()} - {"COMMLIB_PLAN", "SECRET_TOKEN"}
 
 
 def sleeping(seconds: float) -> Prepare:

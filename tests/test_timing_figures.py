@@ -81,7 +81,7 @@ def test_where_nothing_limits_the_reason_is_said(shm_ranks: Ranks, torch_ranks: 
 
 
 def test_of_the_environment_only_what_changes_a_figure_is_kept() -> None:
-    kept = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1", "COMMLIB_BIND": "core"}
+    kept = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1", "COMMLIB_ISA": "v3"}
     places = {"NCCL_TOPO_FILE": "/somewhere/topo.xml", "COMMLIB_PLAN": "plan.json", "NCCL_COMM_ID": "box:1234"}
     left_out = {"NCCL_API_KEY": "a", "CUDA_TOKEN": "b", "COMMLIB_LOCAL_RANK": "0", "HOME": "c", "AWS_SECRET": "d"}
     found = environment({**kept, **places, **left_out})

@@ -122,13 +122,11 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
 
     @property
     def native_group(self) -> GroupT:
-        """The native half; an error once it is closed."""
         if self._group is None:
             raise Closed(CLOSED_TEXT)
         return self._group
 
     def calls(self) -> library.Calls:
-        """Return the native calls; they release the interpreter's lock, and find the stream on GPUs."""
         return self.native_group.calls()
 
     def stamp(self, room: int) -> torch.Tensor | None:

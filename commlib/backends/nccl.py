@@ -178,7 +178,6 @@ class NcclBackend(NativeBackend["library.NcclGroup"]):
             self._group.abandon()
 
     def abandon(self) -> None:
-        """Leave the parent's GPU alone."""
         self.native_group.abandon()
 
 

@@ -60,5 +60,4 @@ class ShmBackend(NativeBackend["library.ShmGroup"]):
             group.close()
 
     def abandon(self) -> None:
-        """Leave the parent's part of the memory alone."""
         self.native_group.abandon()

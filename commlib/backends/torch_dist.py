@@ -17,13 +17,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from commlib import debug, env
+from commlib import env
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.store import ANSWER_S, source_address
 from commlib.bootstrap.tcp import host_address, served
-from commlib.bootstrap.world import World, named
+from commlib.bootstrap.world import World
+from commlib.counts import ranks_text
+from commlib.debug.findings import explain
 from commlib.debug.jobs import ELSEWHERE
-from commlib.errors import CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
+from commlib.errors import CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported, first_line
 from commlib.native import library
 from commlib.worker import Worker
 
@@ -106,7 +108,7 @@ class TorchBackend(Backend):
 
     def wait(self, work: Any, what: str) -> None:
         """Wait for a torch Work under the deadline; engine errors become ours."""
-        self._raise_if_ended()
+        self.check()
         try:
             done = work.wait(self._timeout) if self.device.type == "cpu" else work.wait()
         except RuntimeError as error:
@@ -150,7 +152,7 @@ class TorchBackend(Backend):
             del held
 
     def _translated(self, error: RuntimeError, what: str) -> CommError:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        text = first_line(error)
         late = any(t in text for t in _TIMED_OUT)
         lost = isinstance(error, dist.DistNetworkError) or any(t in text for t in _LOST)
         kind = CommTimeout if late else PeerLost if lost else CommError
@@ -166,9 +168,8 @@ class TorchBackend(Backend):
         return self._kind(self._ended)
 
     def _explained(self, error: CommError) -> CommError:
-        """Add what the ranks of this host are in."""
         kind = type(error)
-        explanation = debug.explain(str(self._recorded.id), kind.__name__)
+        explanation = explain(str(self._recorded.id), kind.__name__)
         return kind("\n".join([str(error), *explanation.splitlines()]))
 
     def _first(self, error: CommError, name: str) -> CommError:
@@ -199,10 +200,10 @@ class TorchBackend(Backend):
         absent = [rank for rank in range(self.size) if rank not in waited and not self._there(f"lost/{rank}")]
         if not waited:
             gone = [rank for rank in unreachable if rank in absent]
-            return PeerLost(f"{named(gone)} died or left the communicator; {explained}") if gone else explained
+            return PeerLost(f"{ranks_text(gone)} died or left the communicator; {explained}") if gone else explained
         if not absent or not self._is_ours or name not in _SYMMETRIC:
             return explained
-        return CommTimeout(f"{named(absent)} did not come to {name} within {self._timeout_s:g} s; {explained}")
+        return CommTimeout(f"{ranks_text(absent)} did not come to {name} within {self._timeout_s:g} s; {explained}")
 
     def _unreachable(self) -> list[int]:
         broken = []
@@ -234,10 +235,6 @@ class TorchBackend(Backend):
             who = "rank 0 is gone, which served" if self._is_ours else "nobody serves"
             raise PeerLost(f"{who} this communicator's store ({type(error).__name__})") from None
 
-    def _raise_if_ended(self) -> None:
-        if self._ended:
-            raise self._kind(self._ended)
-
     def options(self, options: Any, **values: Any) -> Any:
         """Set options of a call of torch's, its deadline among them, and return them."""
         for name, value in {"timeout": self._timeout, **values}.items():
@@ -250,7 +247,8 @@ class TorchBackend(Backend):
 
     def check(self) -> None:
         """Raise what ended the communicator; that a peer is gone shows in a call."""
-        self._raise_if_ended()
+        if self._ended:
+            raise self._kind(self._ended)
 
     def abort(self, why: str) -> None:
         self._end(CommError(why))
@@ -274,9 +272,7 @@ class TorchBackend(Backend):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
         self.close()
 
-    def abandon(self) -> None:
-        """Leave the group's threads alone, which a forked child does not have."""
-        self.leave()
+    abandon = leave  # a forked child does not have the group's threads
 
 
 class Recorded:
@@ -307,7 +303,6 @@ class Recorded:
             self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids)
 
     def close(self) -> None:
-        """End it; twice is fine."""
         if self.recorder is not None:
             self.recorder.close()
         if self._fd >= 0:

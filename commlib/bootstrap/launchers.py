@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, SupportsIndex
 
 from commlib import env
@@ -97,7 +98,6 @@ def _detect_local(environ: Mapping[str, str]) -> int | None:
 
 
 def _is_pipe(fd: int, inode: int) -> bool:
-    """Whether it is the launcher's pipe, and not a descriptor of the same number."""
     try:
         opened = os.fstat(fd)
     except OSError:
@@ -110,7 +110,6 @@ def _connect_local(timeout_s: float) -> World:
 
 
 def join(server: str, rank: int, size: int, timeout_s: float) -> World:
-    """Join the ranks that a launcher's server of this name serves."""
     return meet("local", LAUNCHER._replace(server=server), Identity(rank, size, rank), timeout_s)
 
 
@@ -173,21 +172,8 @@ SLURM = Launcher("srun -n N", _detect_slurm, _connect_slurm, ("SLURM_PROCID",))
 # --- the program itself: init(rank=, size=, address=), as workers of Ray or Dask know it; a process group -------------
 
 
-class ExplicitRank(NamedTuple):
-    """The arguments of init(), checked."""
-
-    rank: int
-    size: int
-    host: str
-    port: int
-
-    def connect(self, timeout_s: float) -> World:
-        """Join the ranks that have the same address, where rank 0 serves."""
-        return rendezvous("address", (self.host, self.port), Identity(self.rank, self.size), timeout_s)
-
-
 def explicit_rank(bootstrap: object, rank: int | None, size: int | None, address: str | None) -> object:
-    """Return what `connect` takes: the bootstrap, or in its place rank, size and address, if they are passed."""
+    """Return what `connect` takes: the bootstrap, or what joins the ranks of an address, where rank 0 serves."""
     values = {"rank": rank, "size": size, "address": address}
     missing = [name for name, value in values.items() if value is None]
     if len(missing) == len(values):
@@ -203,7 +189,7 @@ def explicit_rank(bootstrap: object, rank: int | None, size: int | None, address
     total, number = operator.index(values["size"]), operator.index(values["rank"])  # type: ignore[arg-type]  # checked
     if total < 1 or not 0 <= number < total:
         raise ValueError(f"rank is {number} and size {total}, but size must be 1 or more, and rank from 0 to size - 1")
-    return ExplicitRank(number, total, *_address(address))
+    return partial(rendezvous, "address", _address(address), Identity(number, total))
 
 
 def _address(address: object) -> tuple[str, int]:

@@ -166,7 +166,6 @@ class _Search:
             sock.close()
 
     def ask(self) -> None:
-        """Say hello at the servers that are new."""
         if self._channel is not None:
             return
         self.problem = NOBODY
@@ -182,7 +181,6 @@ class _Search:
             raise PeerLost(f"rank {self._client.rank}: {self._place.label} is gone")
 
     def read_replies(self, limit_s: float) -> None:
-        """Wait for replies, and raise what is wrong."""
         poll = select.poll()
         names = {sock.fileno(): name for name, sock in self._silent.items()}
         for fd in names:

@@ -19,7 +19,7 @@ from commlib.bootstrap.tcp import connect_store, host_address, serve
 from commlib.bootstrap.world import Identity, World
 from commlib.counts import counted
 from commlib.debug.starting import Waiting
-from commlib.errors import CommTimeout, Unsupported
+from commlib.errors import CommTimeout, Unsupported, first_line
 
 LAUNCHERS = {
     "Open MPI's mpiexec": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -56,8 +56,7 @@ def library() -> Any:
             mpi4py.rc.thread_level = "funneled"
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise Unsupported(f"MPI cannot be loaded ({reason}); `pip install mpi4py mpich`") from None
+        raise Unsupported(f"MPI cannot be loaded ({first_line(error)}); `pip install mpi4py mpich`") from None
     return MPI
 
 

@@ -37,7 +37,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commlib.bootstrap.world import Identity, named, process_info, two_processes
+from commlib.bootstrap.world import Identity, process_info, two_processes
+from commlib.counts import ranks_text
 from commlib.debug.starting import Waiting
 from commlib.errors import Unsupported
 from commlib.users import current_user
@@ -116,7 +117,6 @@ Answer = tuple[str, "list[bytes] | str"]
 
 
 def message(head: object, parts: Sequence[bytes] = ()) -> bytes:
-    """Write a line of JSON, with the lengths of the bytes that follow it."""
     return b"".join([json.dumps([head, *map(len, parts)]).encode(), b"\n", *parts])
 
 
@@ -158,7 +158,6 @@ class Exchange:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Answer nobody any more who still waits for others."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -195,7 +194,7 @@ class Exchange:
             with self._changed:
                 self._changed.wait_for(lambda: self._answer(sock, round_) is not None, max(min(left_s, CHECK_S), 0))
                 answer = self._answer(sock, round_)
-                missing = named([peer for peer in range(self.size) if peer not in round_])
+                missing = ranks_text([peer for peer in range(self.size) if peer not in round_])
             if answer is not None:
                 yield answer
                 return
@@ -277,7 +276,6 @@ class RendezvousServer:
                 thread.join(max(deadline - time.monotonic(), 0) if how == socket.SHUT_RD else None)
 
     def abandon(self) -> None:
-        """Stop serving without a wait."""
         self._closed = True
         with contextlib.suppress(OSError):  # it is closed, or its process is our parent
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it

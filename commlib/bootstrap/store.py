@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from commlib import env
-from commlib.bootstrap.world import Identity, ProcessInfo, ProcessWatch, World, named, process_info, two_processes
+from commlib.bootstrap.world import Identity, ProcessInfo, ProcessWatch, World, process_info, two_processes
+from commlib.counts import ranks_text
 from commlib.debug.starting import Waiting
-from commlib.errors import CommError, CommTimeout, PeerLost
+from commlib.errors import CommError, CommTimeout, PeerLost, first_line
 from commlib.worker import Worker
 
 if TYPE_CHECKING:
@@ -136,7 +137,6 @@ class StoreWorld(World):
         return self._ask(lambda: self._base.compare_set("world", "", "")).decode()
 
     def _put_down(self, mine: bytes) -> None:
-        """Put this rank down for the world, and compare the number of ranks."""
         if self.rank == 0:
             self._ask(lambda: self._store.set("rank/0", mine))  # type: ignore[arg-type]  # takes bytes too
         first = self._ask(lambda: self._store.compare_set("size", "", str(self.size))).decode()
@@ -181,9 +181,9 @@ class StoreWorld(World):
             if late or waiting.due():
                 missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
                 if missing and late:
-                    raise self.late(timeout_s, self._round, named(missing))
+                    raise self.late(timeout_s, self._round, ranks_text(missing))
                 if missing:
-                    waiting.tell(named(missing))
+                    waiting.tell(ranks_text(missing))
             # Polls, not Store.wait: a wait in C++ answers Ctrl-C and a dead peer only at its deadline.
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
@@ -199,7 +199,7 @@ class StoreWorld(World):
         left = [rank for rank in missing if rank in gone]
         died = [rank for rank in missing if rank not in gone]
         if died or left:
-            what = f"{named(died)} died" if died else f"{named(left)} closed its communicator"
+            what = f"{ranks_text(died)} died" if died else f"{ranks_text(left)} closed its communicator"
             raise PeerLost(f"rank {self.rank}: {what} before exchange {self._round} ({self.name})")
 
     def _raise_if_moved(self) -> None:
@@ -267,8 +267,3 @@ def source_address(peer: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where)
         return str(probe.getsockname()[0])
-
-
-def first_line(error: Exception) -> str:
-    """Return what an error of torch's says before its stack."""
-    return str(error).split("\n", 1)[0].rstrip(".")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from commlib.bootstrap.local_world import meet
 from commlib.bootstrap.rendezvous_server import Place
-from commlib.bootstrap.store import ANSWER_S, StoreWorld, first_line
+from commlib.bootstrap.store import ANSWER_S, StoreWorld
 from commlib.bootstrap.world import Identity, World
 from commlib.debug.starting import Waiting
-from commlib.errors import CommError, CommTimeout
+from commlib.errors import CommError, CommTimeout, first_line
 from commlib.worker import Worker
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ def serve(host: str) -> tuple[str, int]:
 
 
 def host_address(together: bool) -> str:
-    """Return the address at which peers reach this host."""
     name = socket.gethostname()
     try:
         return "127.0.0.1" if together else socket.gethostbyname(name)

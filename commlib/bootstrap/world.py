@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commlib import env
+from commlib.counts import ranks_text
 from commlib.errors import CommTimeout
 
 
@@ -87,9 +88,6 @@ class World(ABC):
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Return every rank's bytes in rank order, or raise PeerLost / CommTimeout naming ranks."""
 
-    def broadcast(self, data: bytes, src: int, timeout_s: float) -> bytes:
-        return self.all_gather(data if self.rank == src else b"", timeout_s)[src]
-
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
         """Return every rank's value, which JSON can hold."""
         return [json.loads(data) for data in self.all_gather(json.dumps(value).encode(), timeout_s)]
@@ -99,7 +97,6 @@ class World(ABC):
         return [f"rank {rank}: {text}" for rank, text in enumerate(self.exchange(failure, timeout_s)) if text]
 
     def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
-        """Return the error of an exchange that `who` did not come to."""
         return CommTimeout(
             f"rank {self.rank} waited {timeout_s:g} s in init() for {who} ({self.name}, exchange {exchange}); "
             "raise timeout_s if starting takes longer"
@@ -117,7 +114,6 @@ class World(ABC):
         return list(hosts.values())
 
     def count_local_rank(self) -> int:
-        """Return how many of the ranks before this one are on its host."""
         hosts = [(info.boot, info.hostname) for info in self.infos]
         return hosts[: self.rank].count(hosts[self.rank])
 
@@ -126,8 +122,6 @@ class World(ABC):
 
 
 class SingleWorld(World):
-    """A process that no launcher started: a world of one."""
-
     name = "single"
     rank = 0
     size = 1
@@ -140,14 +134,9 @@ class SingleWorld(World):
         return [data]
 
 
-def named(ranks: list[int]) -> str:
-    """Write 'rank 1' or 'ranks 1, 2'."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 def hosts_text(hosts: Sequence[Host]) -> str:
     distinct = len({host.name for host in hosts}) == len(hosts)
-    return "; ".join(f"{named(host.ranks)} on {host.name}" + f" ({host.space})" * (not distinct) for host in hosts)
+    return "; ".join(f"{ranks_text(host.ranks)} on {host.name}" + f" ({host.space})" * (not distinct) for host in hosts)
 
 
 def two_processes(rank: int, first: int, second: int, where: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from commlib.build.cache import COMPILER_S, build_cached
 from commlib.build.sources import csrc, files_of, include_folders
-from commlib.errors import BuildFailed
+from commlib.errors import BuildFailed, first_line
 
 # Understood by NVRTC and nvcc alike. Contraction would round a*b+c once where the CPU kernels round twice.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
@@ -91,7 +91,7 @@ def compiler() -> Compiler:
         try:
             return find()
         except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-            reasons.append(str(error).partition("\n")[0])
+            reasons.append(first_line(error))
     raise BuildFailed(
         f"there is no compiler for device code ({'; '.join(reasons)}); "
         "pip install cuda-bindings nvidia-cuda-nvrtc, or put nvcc on PATH"

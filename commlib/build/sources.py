@@ -25,7 +25,6 @@ def csrc() -> Path:
 
 
 def include_folders(root: Path) -> tuple[Path, Path]:
-    """Return where the headers of native sources are looked for."""
     return root, root / "include"
 
 

@@ -34,7 +34,6 @@ def ragged(call: Call) -> tuple[int, ...]:
 
 
 def block_of(whole: torch.Tensor, sizes: Sequence[int], rank: int) -> torch.Tensor:
-    """Cut out a rank's block of blocks with such sizes."""
     return whole[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
 
 
@@ -55,9 +54,7 @@ ALL_GATHER = Collective(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl", arena=True),
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=rows.refuses_old_nccl),
-        Algorithm(
-            "engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=rows.engines
-        ),
+        rows.ENGINE_PULL,
         Algorithm("lsa_ll_oneshot", "nccl", kernel="all_gather", params=rows.PACKETS, variants=rows.packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_gather", params=rows.PACKETS, variants=rows.lines),
         Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=rows.TILES, variants=rows.tiles),

@@ -20,8 +20,6 @@ def torch_direct(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.
     return result
 
 
-_lamport = partial(Algorithm, backend="nccl", kernel="all_reduce", refuses=rows.refuses_lamport, params=rows.PACKETS)
-
 ALL_REDUCE = Collective(
     name="all_reduce",
     reference=lambda call, inputs, fold: fold(inputs, call.redop),
@@ -41,8 +39,8 @@ ALL_REDUCE = Collective(
         Algorithm(
             "lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.two_phases_of_lines
         ),
-        _lamport("lsa_lamport_oneshot", variants=rows.whole_packets),
-        _lamport("lsa_lamport_twoshot", variants=rows.two_phases_of_packets),
+        rows.LAMPORT("lsa_lamport_oneshot", kernel="all_reduce", variants=rows.whole_packets),
+        rows.LAMPORT("lsa_lamport_twoshot", kernel="all_reduce", variants=rows.two_phases_of_packets),
         Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=rows.TILES, variants=rows.tiles),
         Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=rows.TILES, variants=rows.tiles),
         Algorithm(

@@ -34,7 +34,6 @@ def normalised(h: Tensor, weight: Tensor, eps: float, weight_bias: float, bias: 
 
 
 def scale_shape(x: Tensor, quant: str) -> list[int]:
-    """Return the shape of the scales that a call finds."""
     return [*x.shape[:-1], 1 if quant == "fp8_token" else x.shape[-1] // GROUP]
 
 

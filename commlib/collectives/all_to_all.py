@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -40,7 +41,6 @@ def _blocks(x: torch.Tensor, splits: Sequence[int] | None, size: int) -> list[in
 
 
 def _agree(backend: TorchBackend, from_each: Sequence[int], to_each: Sequence[int], unit: int) -> None:
-    """Show every rank every rank's blocks, which must match in pairs."""
     size = backend.size
     mine = torch.tensor([*to_each, *from_each], dtype=torch.int64, device=backend.device)
     everyone = mine.new_empty(size * len(mine))
@@ -87,15 +87,7 @@ ALL_TO_ALL = Collective(
         rows.LINES_MOVE,
         Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=rows.TILES, variants=rows.tiles),
         rows.PIPES_MOVE,
-        Algorithm(
-            "engine_pull",
-            "nccl",
-            placement="symmetric",
-            kernel="all_gather",
-            in_place=False,
-            engine=True,
-            variants=rows.engines,
-        ),
+        replace(rows.ENGINE_PULL, in_place=False),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -33,9 +33,7 @@ BROADCAST = Collective(
             "lsa_ll128_twoshot", "nccl", kernel="broadcast", params=rows.PACKETS, variants=rows.two_phases_of_lines
         ),
         rows.PIPES_MOVE,
-        Algorithm(
-            "engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=rows.engines
-        ),
+        rows.ENGINE_PULL,
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

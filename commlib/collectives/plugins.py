@@ -28,8 +28,6 @@ FFI_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # csrc/f
 
 @dataclass(frozen=True)
 class Plugin:
-    """A Python file with rows of algorithms by collective."""
-
     path: Path
     rows: Mapping[str, tuple[Algorithm, ...]]
 
@@ -53,13 +51,11 @@ class Tables(Mapping[str, Collective]):
 
     @property
     def plugins(self) -> list[Plugin]:
-        """The plugins whose rows are in the tables."""
         self._loaded()
         return self._plugins
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong with the others."""
         self._loaded()
         return self._faults
 
@@ -169,7 +165,7 @@ def load_natives(collectives: Tables, backend: str, world: World, timeout_s: flo
     if not rows:
         return
     failure = _load(rows) if world.rank == 0 else ""
-    failure = world.broadcast(failure.encode(), 0, max(timeout_s, COMPILER_S)).decode()
+    failure = world.exchange(failure, max(timeout_s, COMPILER_S))[0]
     if not failure and world.rank != 0:
         failure = _load(rows)
     for failed in world.failures(failure, timeout_s):

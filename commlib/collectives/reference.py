@@ -54,7 +54,6 @@ def exact(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
 
 
 def reducible(dtype: torch.dtype, redop: str) -> bool:
-    """Whether commlib defines this reduction for this element type."""
     bitwise = redop in ("band", "bor", "bxor")
     if dtype == torch.bool:
         return redop != "avg"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import inf
+
 import torch
 
 from commlib.collectives.reference import NARROW_INTEGERS
@@ -97,107 +101,75 @@ FEW = (8, 16, 32, 64)  # multiprocessors that a call is measured on, next to all
 MANY_THREADS = (256, 320, 384, 448, 512)  # of a block: few keep little on its way to peers, many crowd the link
 
 
-def chunks(num_bytes: int) -> Variants:
-    """Chunks of shared memory: a hot slot for what fits one, else the size of the pieces that follow each other."""
-    if num_bytes <= 16 * _K:
-        return {"hot": 1}, {"chunk_bytes": 128 * _K}
-    if num_bytes <= 64 * _K:
-        return ({"chunk_bytes": 128 * _K},)
-    return tuple({"chunk_bytes": size * _K} for size in (64, 128, 256))
+def _by_size(*steps: tuple[float, Variants]) -> Callable[[int], Variants]:
+    """Return what gives the variants of the first step whose size is not below that of a call; none beyond the last."""
+    return lambda num_bytes: next((variants for max_bytes, variants in steps if num_bytes <= max_bytes), ())
+
+
+def _shape(blocks: int, threads: int, grain_bytes: int, **more: int) -> dict[str, int]:
+    return {"blocks": blocks, "threads": threads, "grain_bytes": grain_bytes, **more}
+
+
+def _of_threads(threads: Iterable[int], grain_bytes: int) -> Variants:
+    return tuple(_shape(128, count, grain_bytes) for count in threads)
+
+
+# Of shared memory: a hot slot for what fits one, else the size of the pieces that follow each other. Where every rank
+# moves data to every other, middle sizes may do without staging: the kernel is neither fast to start nor fast to copy.
+_PIECE = {"chunk_bytes": 128 * _K}
+chunks = _by_size(
+    (16 * _K, ({"hot": 1}, _PIECE)),
+    (64 * _K, (_PIECE,)),
+    (inf, tuple({"chunk_bytes": size * _K} for size in (64, 128, 256))),
+)
+pulled = _by_size((16 * _K - 1, ({},)), (8 * _M, ({}, {"pull": 1})), (inf, ({},)))
 
 
 def moved_chunks(num_bytes: int) -> Variants:
-    """The same where every rank moves data to every other, which middle sizes may do without staging."""
     return (*chunks(num_bytes), *pulled(num_bytes)[1:])
 
 
-def pulled(num_bytes: int) -> Variants:
-    """Nothing to set, and tensors read where they are: neither the kernel's start nor its copy is the fastest."""
-    return ({}, {"pull": 1}) if 16 * _K <= num_bytes <= 8 * _M else ({},)
+# Packets with 8 bytes of data each: few threads answer soonest, many carry more, and twice the bytes go over the link.
+_SMALL = _shape(64, 64, 8)
+packets = _by_size((2 * _K, (_SMALL,)), (4 * _M, (_SMALL, _shape(64, 128, 8), _shape(32, 256, 8))))
 
+# Lines with 120 bytes of data each, and packets without flags, which a vector of each thread fills. In two phases a
+# thread has less to do in each.
+lines = _by_size(
+    (64 * _K, (_shape(64, 128, 15), _shape(96, 256, 15))),
+    (inf, (_shape(96, 256, 15), *_of_threads(MANY_THREADS, 15))),
+)
+two_phases_of_lines = _by_size(
+    (64 * _K, (_shape(96, 256, 4),)), (inf, (_shape(96, 256, 4), *_of_threads(MANY_THREADS, 4)))
+)
+whole_packets = _by_size((64 * _K, _of_threads((64, 128), 16)), (inf, _of_threads((256, 384, 512), 16)))
+two_phases_of_packets = _by_size((64 * _K, _of_threads((64,), 16)), (inf, _of_threads((128, 256, 384, 512), 16)))
 
-def packets(num_bytes: int) -> Variants:
-    """Blocks of packets with 8 bytes of data each: few threads answer soonest, many carry more."""
-    if num_bytes > 4 * _M:
-        return ()  # twice the bytes over the link: never near the best there
-    small = _shape(64, 64, 8)
-    return (small,) if num_bytes <= 2 * _K else (small, _shape(64, 128, 8), _shape(32, 256, 8))
+# Tiles by bulk copies, whose start takes long: small ones start sooner, large ones cost fewer flags, and fewer blocks
+# leave the GPU to others. Through pipes, the more blocks the more is to be done.
+_TILES = [(132, 8 * _K), *((blocks, 16 * _K) for blocks in (132, *FEW))]
+tiles = _by_size((128 * _K - 1, ()), (inf, tuple(_shape(blocks, 384, 16, tile_bytes=size) for blocks, size in _TILES)))
+row_tiles = _by_size(
+    (128 * _K - 1, ()), (inf, tuple({"blocks": blocks, "tile_bytes": size} for blocks, size in _TILES))
+)
+_PIPES = [(16, 16), (24, 16), (32, 16), (24, 8), (32, 8)]
+_PIPED = tuple(_shape(blocks, 384, 16, tile_bytes=size * _K) for blocks, size in _PIPES)
+pipes = _by_size((512 * _K - 1, ()), (8 * _M - 1, _PIPED), (inf, (_shape(8, 384, 16, tile_bytes=16 * _K), *_PIPED)))
 
+# Copies by the GPU's engines, which take microseconds to start.
+engines = _by_size((512 * _K - 1, ()), (inf, ({},)))
 
-def lines(num_bytes: int) -> Variants:
-    """Blocks of lines with 120 bytes of data each, in one exchange."""
-    if num_bytes <= 64 * _K:
-        return _shape(64, 128, 15), _shape(96, 256, 15)
-    return _shape(96, 256, 15), *(_shape(128, threads, 15) for threads in MANY_THREADS)
-
-
-def two_phases_of_lines(num_bytes: int) -> Variants:
-    """The same in two phases: a thread has less to do in each."""
-    if num_bytes <= 64 * _K:
-        return (_shape(96, 256, 4),)
-    return _shape(96, 256, 4), *(_shape(128, threads, 4) for threads in MANY_THREADS)
-
-
-def whole_packets(num_bytes: int) -> Variants:
-    """Blocks of packets without flags: a vector of each thread fills them."""
-    if num_bytes <= 64 * _K:
-        return _shape(128, 64, 16), _shape(128, 128, 16)
-    return tuple(_shape(128, threads, 16) for threads in (256, 384, 512))
-
-
-def two_phases_of_packets(num_bytes: int) -> Variants:
-    """The same in two phases: a thread has less to do in each."""
-    if num_bytes <= 64 * _K:
-        return (_shape(128, 64, 16),)
-    return tuple(_shape(128, threads, 16) for threads in (128, 256, 384, 512))
-
-
-def tiles(num_bytes: int) -> Variants:
-    """Tiles by bulk copies: smaller ones start sooner, larger ones cost fewer flags, and fewer blocks leave the GPU."""
-    if num_bytes < 128 * _K:
-        return ()  # their start takes longer than the whole call otherwise does
-    small = {**_shape(132, 384, 16), "tile_bytes": 8 * _K}
-    return small, *({**_shape(blocks, 384, 16), "tile_bytes": 16 * _K} for blocks in (132, *FEW))
-
-
-def engines(num_bytes: int) -> Variants:
-    """Nothing to set: copies by the GPU's engines, which take microseconds to start."""
-    return ({},) if num_bytes >= 512 * _K else ()
-
-
-def pipes(num_bytes: int) -> Variants:
-    """Tiles through pipes: few multiprocessors, and more of them where more is to be done."""
-    if num_bytes < 512 * _K:
-        return ()
-    few = (8, 16) if num_bytes >= 8 * _M else (16,)
-    shapes = *((blocks, 16 * _K) for blocks in (*few, 24, 32)), (24, 8 * _K), (32, 8 * _K)
-    return tuple({**_shape(blocks, 384, 16), "tile_bytes": tile_bytes} for blocks, tile_bytes in shapes)
-
-
-def clusters(num_bytes: int) -> Variants:
-    """Clusters of blocks that own rows of packets: one for each row, while rows are few."""
-    return () if num_bytes > 1 * _M else ({"blocks": 128},)
-
-
-def rows(num_bytes: int) -> Variants:
-    """Blocks that own rows of packets: as many as there are multiprocessors, or half of them."""
-    return () if num_bytes > 64 * _M else ({"blocks": 64}, {"blocks": 128})
-
-
-def row_tiles(num_bytes: int) -> Variants:
-    """Tiles of whole rows."""
-    if num_bytes < 128 * _K:
-        return ()
-    small = {"blocks": 132, "tile_bytes": 8 * _K}
-    return small, *({"blocks": blocks, "tile_bytes": 16 * _K} for blocks in (132, *FEW))
-
-
-def _shape(blocks: int, threads: int, grain_bytes: int) -> dict[str, int]:
-    return {"blocks": blocks, "threads": threads, "grain_bytes": grain_bytes}
+# Blocks, or clusters of them, that own rows of packets: as many as there are multiprocessors, or half of them.
+clusters = _by_size((1 * _M, ({"blocks": 128},)))
+rows = _by_size((64 * _M, ({"blocks": 64}, {"blocks": 128})))
 
 
 # --- kernels that serve every collective of a kind: that only moves blocks, or that reduces one for a rank ------------
 
+ENGINE_PULL = Algorithm(
+    "engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=engines
+)
+LAMPORT = partial(Algorithm, backend="nccl", refuses=refuses_lamport, params=PACKETS)
 LINES_MOVE = Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines)
 LINES_REDUCE = Algorithm("lsa_ll128_exchange", "nccl", kernel="reduce", params=PACKETS, variants=lines)
 PIPES_MOVE = Algorithm(

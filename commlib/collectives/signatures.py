@@ -45,7 +45,6 @@ class Signature:
         return next((at for at, parameter in enumerate(self.parameters) if parameter.name == name), -1)
 
     def tensors(self, access: str, arguments: Sequence[Any], rank: int) -> list[tuple[int, torch.Tensor]]:
-        """Return what this rank's call reads or writes: the places and the tensors."""
         if self.at_root == access and arguments[self.place(self.root)] != rank:
             return []
         places = [at for at, parameter in enumerate(self.parameters) if getattr(parameter, access)]

@@ -26,7 +26,6 @@ class Param:
     multiple_of: int = 1
 
     def fault(self, value: int) -> str | None:
-        """Say why a value cannot be, or None."""
         if self.minimum <= value <= self.maximum and value % self.multiple_of == 0:
             return None
         unit = f"a multiple of {self.multiple_of} " * (self.multiple_of != 1)
@@ -114,7 +113,6 @@ class Call:
     root: int = 0
 
     def block(self, whole: torch.Tensor) -> torch.Tensor:
-        """Cut out this rank's block of equal blocks."""
         return whole[self.rank * self.count : (self.rank + 1) * self.count]
 
 
@@ -166,14 +164,10 @@ class Collective:
         return algorithm.refuses(element, redop, size)
 
     def whole(self, count: int) -> int:
-        """Return the count that can be and comes closest from above."""
         unit = self.unit(count)
         return -(-count // unit) * unit
 
     def num_bytes(self, call: Call) -> int:
         """Return the size nccl-tests and the plan use for this call."""
-        return self.total_count(call) * call.dtype.itemsize
-
-    def total_count(self, call: Call) -> int:
-        """Return the elements of that size."""
-        return max(self.shapes(replace(call, rank=call.root))) if self.size_count is None else self.size_count(call)
+        count = max(self.shapes(replace(call, rank=call.root))) if self.size_count is None else self.size_count(call)
+        return count * call.dtype.itemsize

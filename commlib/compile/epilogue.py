@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from commlib.build.device_code import ELEMENTS, compile_kernel, row_expression
-from commlib.collectives.all_reduce_rms_norm import ALL_REDUCE_RMS_NORM
+from commlib.collectives.all_reduce_rms_norm import ALL_REDUCE_RMS_NORM, GROUP
 from commlib.compile import operators
 from commlib.core.dispatch import Dispatching
+from commlib.errors import one_of
 from commlib.native import library
 from commlib.redops import DTYPES
 
 KINDS = ("row", "columns", "number", "groups")  # by their codes in csrc/collectives/all_reduce_epilogue/entry.cc
 INPUTS, OUTPUTS = KINDS[:3], (KINDS[0], *KINDS[2:])
-GROUP = 128  # columns that share a number
 MAX_FIELDS = 8  # tensors, and numbers: csrc/include/commlib/rows.h
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 FUNCTIONS = "abs has load map max max_of_groups min round set set_groups store sum sum_and_max sum_of_groups".split()
@@ -172,7 +172,6 @@ class Epilogue:
         compile_kernel(kernel.source, row_expression(kernel.name, _name(dtype), form), arch, self.text)
 
     def __repr__(self) -> str:
-        """Return how it is called."""
         return f"<epilogue {self.name}(comm, x, {', '.join(f'{name}=' for name in self._taken)})>"
 
     def __deepcopy__(self, memo: object) -> Epilogue:
@@ -197,13 +196,11 @@ class Epilogue:
         return tuple(_like(x, kind, dtype) if out is None else out for out, (kind, dtype) in pairs)
 
     def _copied(self, x: Tensor) -> Tensor:
-        """Return x where it is summed, for the reference."""
         library.check_tensor(x, "x", self.name)
         return x.detach().clone(memory_format=torch.contiguous_format)
 
     @torch.no_grad()
     def _run_reference(self, sums: Tensor, values: Sequence[Any], outs: tuple[Tensor, ...]) -> None:
-        """Write the outputs in torch's operations."""
         results = self.reference(sums, **dict(zip(self._taken, values, strict=True)))
         results = results if isinstance(results, tuple) else (results,)
         shapes = [tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__ for result in results]
@@ -214,7 +211,6 @@ class Epilogue:
             out.copy_(_narrowed(result, out.dtype))
 
     def _check(self) -> None:
-        """Raise for what no call could be made of."""
         names = (*self._inputs, *self._outputs, *self._numbers)
         for name in (self.name, *names):
             if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name):
@@ -223,7 +219,7 @@ class Epilogue:
             if name in RESERVED or name in names[:at]:
                 raise ValueError(f"{self.name}: {name!r} means something else already; use another name")
         for name, kind in self._inputs.items():
-            self._one_of(name, kind, INPUTS)
+            one_of(f"{self.name}: {name!r}", kind, INPUTS)
         for name, output in self._outputs.items():
             self._check_output(name, output)
         if not self._outputs or len(self._inputs) + len(self._outputs) > MAX_FIELDS or len(self._numbers) > MAX_FIELDS:
@@ -235,7 +231,7 @@ class Epilogue:
         if not isinstance(output, tuple) or len(output) != 2:
             raise TypeError(f"{self.name}: output {name!r} is {output!r}, but must be (a kind, a type or None)")
         kind, dtype = output
-        self._one_of(name, kind, OUTPUTS)
+        one_of(f"{self.name}: {name!r}", kind, OUTPUTS)
         if dtype is not None and dtype not in TYPES:
             *others, last = map(_name, TYPES)
             raise ValueError(
@@ -243,10 +239,6 @@ class Epilogue:
             )
         if not re.search(rf"\b{name}\b", self._source):
             raise ValueError(f"{self.name}: the source does not write output {name!r}")
-
-    def _one_of(self, name: str, kind: str, kinds: tuple[str, ...]) -> None:
-        if kind not in kinds:
-            raise ValueError(f"{self.name}: {name!r} is {kind!r}, but must be one of {', '.join(kinds)}")
 
     def _code(self) -> str:
         """Return the struct of csrc/device/row.cuh, whose middle is the user's."""

@@ -21,6 +21,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from commlib.collectives.all_reduce_rms_norm import COLUMNS, TYPES
 from commlib.compile import operators
 
 _LOG = logging.getLogger("commlib")
@@ -31,8 +32,7 @@ _WITH_EFFECTS: Any = torch.ops.higher_order.with_effects
 _MAKE_TOKEN: Any = torch.ops.prims._make_token.default
 _VIEWS = (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default)
 _HOOK = "post_grad_custom_pre_pass"
-TYPES = (torch.float32, torch.float16, torch.bfloat16)
-COLUMNS, MAX_ROW_BYTES = 8, 1 << 16  # a row's width is a multiple; csrc/include/commlib/rows.h
+MAX_ROW_BYTES = 1 << 16  # csrc/include/commlib/rows.h
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,6 @@ def _weighted(h: Node, products: list[Node], eps: float) -> Iterator[_Norm]:
 
 
 def _is_sum(node: Node) -> bool:
-    """Say whether a node is an all_reduce of commlib's."""
     if _is(node, _C10D.all_reduce.default):
         c10d: Any = dist.distributed_c10d
         group = c10d._resolve_process_group(node.args[2])
@@ -319,18 +318,15 @@ def _factor(product: Any, x: Any) -> Any:
 
 
 def _converted(node: Node, dtype: torch.dtype) -> list[Node]:
-    """Return the conversions of a node to a type."""
     return [user for user in node.users if _source(user) is node and _value(user).dtype == dtype]
 
 
 def _narrow(node: Node) -> Node:
-    """Return what a node converts to float32, or the node."""
     source = _source(node)
     return source if source is not None and _value(node).dtype == torch.float32 else node
 
 
 def _source(node: Node) -> Node | None:
-    """Return what a node converts to another type."""
     if _is(node, torch.ops.prims.convert_element_type.default) or _is(node, _ATEN._to_copy.default):
         return node.args[0]  # type: ignore[return-value]
     return None

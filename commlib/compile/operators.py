@@ -147,7 +147,6 @@ def _define_call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Make a native call; the last two arguments are max_sms and the communicator's name."""
     *values, max_sms, graph_name = arguments
     dispatcher = communicator(graph_name).dispatcher
     limit = dispatcher.limit(max_sms) if max_sms else ()
@@ -179,7 +178,6 @@ def _run_norm_of_group(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _plain(parameter: str, value: Any) -> Any:
-    """Return what an operator takes for an argument of a call."""
     if parameter != "str op":
         return list(value) if parameter.startswith("SymInt[]") and value is not None else value
     for name, torchs in TORCH_OPS.items():  # Dynamo does not hash torch's

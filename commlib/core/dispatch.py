@@ -66,7 +66,6 @@ class Dispatcher:
         self.detour = True
 
     def call(self, name: str, arguments: tuple[object, ...], result: T, async_op: bool, max_sms: int) -> T | Work:
-        """Make a collective; later, on few multiprocessors, or both."""
         limit = self.limit(max_sms) if max_sms else ()
         if async_op:
             make = self.make if max_sms else self._make_sparing
@@ -101,12 +100,11 @@ class Dispatcher:
 
     def drain(self, *queues: Hashable) -> None:
         """Wait for the asynchronous collectives, and for the messages of these queues."""
-        self._check_open()
+        self.check_open()
         if self.executor.used:
             self.executor.drain(COLLECTIVE_CALLS, *queues)
 
     def make(self, name: str, *arguments: Any) -> Any:
-        """Make a native call, seen by the observers."""
         run = getattr(self.calls, name)
         # A graph's operators come here again when they run.
         if not self.observers or torch.compiler.is_dynamo_compiling():
@@ -134,7 +132,7 @@ class Dispatcher:
 
     def _submit(self, queue: Hashable, name: str, call: Callable[[], Any]) -> Work:
         """Submit a call that keeps the communicator, which ends with its last reference, until it is over."""
-        self._check_open()
+        self.check_open()
         work = self.executor.submit(queue, name, partial(_call_of, self._owner(), call))
         if queue == COLLECTIVE_CALLS and self.executor.orders_later_calls:
             self._pending = self.detour = True
@@ -149,7 +147,7 @@ class Dispatcher:
         self._pending = False
         self.detour = bool(self.observers) or self._closed
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._closed:
             raise Closed(CLOSED_TEXT)
 

@@ -76,7 +76,6 @@ class Guard:
         return True
 
     def _compare(self, called: str, signature: Signature, mine: Report) -> None:
-        """Exchange reports, and raise on all ranks what any of them has seen."""
         everyone = torch.empty(self._backend.size, len(mine), dtype=torch.int64, device=self._backend.device)
         row = torch.tensor([mine], dtype=torch.int64, device=self._backend.device)
         with self._backend.inner():

@@ -17,7 +17,7 @@ import torch
 from commlib.backends.base import Backend
 from commlib.collectives.signatures import kind_of
 from commlib.counts import counted
-from commlib.debug.record import Waited
+from commlib.debug.record import peers_of
 from commlib.errors import Closed, CommError, CommTimeout, PeerLost
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Hooks:
         self._reported = Lock()
         self._recent: dict[Kind, deque[float]] = {}
         self._under_way: deque[tuple[Kind, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._waited = Waited(backend.recorded_as)
+        self._peers = peers_of(backend.recorded_as)
 
     def on_error(self, callback: Callable[[CommError], object]) -> None:
         self._on_error.append(_callable(callback))
@@ -78,13 +78,16 @@ class Hooks:
             return self.watch(run, *arguments)
         if self._backend.device.type != "cpu":
             return self._on_gpu(name, run, *arguments)
-        before, start = self._waited.by_rank(), time.perf_counter()
+        before, start = self._waited_ns(), time.perf_counter()
         result = self.watch(run, *arguments)
-        seconds, after = time.perf_counter() - start, self._waited.by_rank()
+        seconds, after = time.perf_counter() - start, self._waited_ns()
         pairs = enumerate(zip(before, after, strict=True))
         waited = {rank: (now - then) / 1e9 for rank, (then, now) in pairs if rank != self._backend.rank}
         self._look(self._kind(name, arguments), seconds, waited)
         return result
+
+    def _waited_ns(self) -> list[int]:
+        return [peer.waited_ns for peer in self._peers]
 
     def _on_gpu(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
         """Time it by events around it, which are looked at when later calls are made; what is captured is not timed."""

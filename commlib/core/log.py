@@ -15,8 +15,8 @@ from commlib.backends.base import Backend
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.signatures import kind_of
 from commlib.core.dispatch import Dispatcher
-from commlib.plan import Explanation
 from commlib.plan.rules import SPARING, size_text
+from commlib.plan.table import Explanation
 
 _LOG = logging.getLogger("commlib")
 
@@ -37,7 +37,6 @@ def show() -> None:
 
 @cache
 def warn_of_unknown() -> None:
-    """Name the variables that nothing reads, once in a process."""
     for name in env.unknown():
         _LOG.warning("%s", env.describe_unknown(name))
 

@@ -17,8 +17,9 @@ from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.collectives.plugins import load_natives
 from commlib.errors import CommError, PlanMismatch, limits_of
-from commlib.plan import Plan, find, find_here, shipped, shipped_plan
+from commlib.plan import Plan
 from commlib.plan.plan import HEAD
+from commlib.plan.search import find, shipped, shipped_plan
 from commlib.plan.text import rows_text
 from commlib.redops import DTYPES
 from commlib.version import __version__
@@ -53,12 +54,6 @@ def settings(
     checked = {limit: variable.resolve(limits.pop(limit, None), limit) for limit, variable in LIMITS.items()}
     options = Options(**checked, cpus=cpus, nccl_comm=nccl_comm, **limits)
     return options, name if nccl_comm is None else "nccl"
-
-
-def pin_core(world: World) -> None:
-    """Pin each rank to one core, round robin over those the process may use."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[world.local_rank % len(cores)]})
 
 
 def check_same_settings(world: World, options: Options, backend: str) -> None:
@@ -128,19 +123,20 @@ def send_algorithms(backend: Backend, world: World, timeout_s: float) -> None:
 
 def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, others: Sequence[str] = ()) -> Plan:
     """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
-    if other := _meant_for(plan, backend, others):
-        _LOG.info("the plan that was asked for is for %s; %s takes that of this machine", other, backend)
-        return _completed(find_here(backend, world, _acceptable(backend)), backend)
-    if isinstance(plan, Plan):
-        return plan
-    wanted = find(backend, plan, world, _acceptable(backend))
-    return _completed(wanted, backend) if plan == "auto" else wanted
-
-
-def _meant_for(plan: str | os.PathLike[str] | Plan, backend: str, others: Sequence[str]) -> str:
-    """Return which other backend a plan is for; empty: it is for this one, or for none of them."""
     asked = env.PLAN.get() if plan == "auto" else plan
-    if not asked or not others:
+    if asked and (other := _meant_for(asked, backend, others)):
+        _LOG.info("the plan that was asked for is for %s; %s takes that of this machine", other, backend)
+        asked = ""
+    if isinstance(asked, Plan):
+        return asked
+    wanted = find(backend, asked, world, _acceptable(backend))
+    rest = unplanned(backend) if plan == "auto" or not asked else None
+    return wanted.completed(rest) if rest and rest.rules else wanted
+
+
+def _meant_for(asked: str | os.PathLike[str] | Plan, backend: str, others: Sequence[str]) -> str:
+    """Return which other backend a plan is for; empty: it is for this one, or for none of them."""
+    if not others:
         return ""
     wanted = asked if isinstance(asked, Plan) else Plan.load(asked)
     fits = [name for name in (backend, *others) if _could_run(wanted, name)]
@@ -159,11 +155,6 @@ def _could_run(plan: Plan, backend: str) -> bool:
 
 def _acceptable(backend: str) -> Callable[[Plan], None]:
     return partial(check_names, algorithms=usable(backend), backend=backend)
-
-
-def _completed(plan: Plan, backend: str) -> Plan:
-    rest = unplanned(backend)
-    return plan.completed(rest) if rest.rules else plan
 
 
 def unplanned(backend: str) -> Plan:

@@ -32,7 +32,6 @@ class Work(dist.Work):
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Do as wait()."""
         self.wait()
 
     block_current_stream = synchronize
@@ -175,27 +174,11 @@ def blocking() -> bool:
 
 
 def finish(event: torch.cuda.Event, timeout: datetime.timedelta | None) -> None:
-    """Wait on the host for an event on a stream."""
     deadline = time.monotonic() + timeout.total_seconds() if timeout else math.inf
     while not event.query():
         if time.monotonic() > deadline:
             raise CommTimeout(f"a call on the GPU is not done after {timeout}; it continues in the background")
         time.sleep(_NAP_S)
-
-
-class CurrentStream:
-    """The current stream of a device; torch makes an object whenever it is asked, which takes longer than to look."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._known: dict[int, torch.cuda.Stream] = {}  # by address
-
-    def get(self) -> torch.cuda.Stream:
-        address = torch._C._cuda_getCurrentRawStream(self._device.index)
-        stream = self._known.get(address)
-        if stream is None:
-            stream = self._known[address] = torch.cuda.current_stream(self._device)
-        return stream
 
 
 class StreamWork(Work):
@@ -213,7 +196,7 @@ class StreamWork(Work):
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Order the current stream behind the call."""
-        current = self._executor.current.get()
+        current = self._executor.current_stream()
         self._event.wait(current)
         if self._caller is None or self._caller is current:
             self._held.clear()
@@ -235,7 +218,6 @@ class StreamWork(Work):
         return self._result
 
     def get_future(self) -> TorchFuture[Any]:
-        """Return a torch future of the result, which orders streams as wait() does."""
         target: TorchFuture[Any] = TorchFuture(devices=[self._executor.device])
         with torch.cuda.stream(torch.cuda.Stream(self._executor.device)):
             self.wait()
@@ -250,12 +232,20 @@ class StreamExecutor:
     orders_later_calls = False
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.current = device, CurrentStream(device)
+        self.device = device
+        self._streams: dict[int, torch.cuda.Stream] = {}  # by address; torch makes an object whenever it is asked
         self._side: torch.cuda.Stream | None = None
         self._lock = threading.Lock()  # of the event behind which a call begins
         self.blocks = blocking()
         self._held: deque[tuple[torch.cuda.Event, list[object]]] = deque()  # what calls under way read and write
         self.used = False
+
+    def current_stream(self) -> torch.cuda.Stream:
+        address = torch._C._cuda_getCurrentRawStream(self.device.index)
+        stream = self._streams.get(address)
+        if stream is None:
+            stream = self._streams[address] = torch.cuda.current_stream(self.device)
+        return stream
 
     def submit(self, queue: Hashable, what: str, call: Callable[[], Any]) -> StreamWork:
         """Make the call behind what the current stream has so far."""
@@ -263,7 +253,7 @@ class StreamExecutor:
         if self._side is None:
             # High priority: where products of the caller's fill the GPU, few blocks need not wait for all of theirs.
             self._side, self._begun = torch.cuda.Stream(self.device, priority=-1), torch.cuda.Event()
-        side, caller, captured = self._side, self.current.get(), torch.cuda.is_current_stream_capturing()
+        side, caller, captured = self._side, self.current_stream(), torch.cuda.is_current_stream_capturing()
         with self._lock:
             begun = torch.cuda.Event() if captured else self._begun
             begun.record(caller)
@@ -298,5 +288,4 @@ class StreamExecutor:
         """Nothing is ordered on the host."""
 
     def close(self, why: Exception, wait_s: float = 0.0) -> None:
-        """Release the tensors of calls."""
         self._held.clear()

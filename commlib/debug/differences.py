@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from commlib.counts import counted
-from commlib.debug.format import left_text, ranks_text, where_text
+from commlib.counts import counted, ranks_text
+from commlib.debug.format import left_text, where_text
 from commlib.debug.jobs import Job
 from commlib.debug.record import Call, Slot
 
@@ -30,7 +30,6 @@ def first_difference(job: Job, slots: list[Slot]) -> Difference | None:
 
 
 def _in_calls(job: Job, slots: list[Slot]) -> Difference | None:
-    """Compare the last calls of the ranks, number by number."""
     for number in sorted(set().union(*(slot.calls for slot in slots))):
         made = {slot.rank: slot.calls[number] for slot in slots if number in slot.calls}
         did: Did = {rank: (call.what, f"made {call}{_in_graph(call)}{_at(call.site)}") for rank, call in made.items()}
@@ -70,7 +69,6 @@ def _hint(slots: list[Slot], number: int, odd: int, other: int) -> str:
 
 
 def _in_graphs(job: Job, slots: list[Slot]) -> Difference | None:
-    """Compare the graphs that have been captured, also those whose calls are no longer in the record."""
     for number in sorted(set().union(*(slot.graphs for slot in slots))):
         graphs = {slot.rank: (slot.graphs[number], max(slot.graphs)) for slot in slots if number in slot.graphs}
         # The newest one may be under way, or, not replayed yet, not be whole.
@@ -86,7 +84,6 @@ def _in_graphs(job: Job, slots: list[Slot]) -> Difference | None:
 
 
 def _where_left(job: Job, slots: list[Slot]) -> Difference | None:
-    """Compare what the GPUs were in when the communicator ended, where they had come equally far."""
     left = [slot for slot in slots if slot.gpu.left_in]
     did: Did = {
         slot.rank: ((slot.gpu.left_what, slot.gpu.left_graph, slot.gpu.left_of_graph), left_text(slot)) for slot in left

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from commlib.counts import counted
+from commlib.counts import counted, ranks_text
 from commlib.debug.differences import first_difference
-from commlib.debug.format import doing_text, last_text, left_text, ranks_text, seconds_text, waited_text, where_text
+from commlib.debug.format import doing_text, last_text, left_text, seconds_text, waited_text, where_text
 from commlib.debug.jobs import Job, Rank, killed_for_memory, look
 from commlib.debug.record import GPU, Slot, Wait
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
-from commlib.counts import counted
+from commlib.counts import counted, ranks_text
 from commlib.debug.jobs import Job, Process, Rank
 from commlib.debug.record import GPU, Slot, Wait
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Write 'rank 1' or 'ranks 0, 1 and 3'."""
-    numbers = [str(rank) for rank in sorted(set(ranks))]
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -38,7 +29,6 @@ def where_text(job: Job, slot: Slot) -> str:
 
 
 def waited_text(job: Job, slot: Slot, wait: Wait) -> str:
-    """Say what a thread waits in, and in which communicator."""
     return waited_in(job, slot, wait) + where_text(job, slot)
 
 
@@ -68,7 +58,6 @@ def kernel_text(slot: Slot, graph: int, number: int, of_graph: int = -1) -> str:
 
 
 def left_text(slot: Slot) -> str:
-    """Say what the GPU of a rank was in when the communicator ended."""
     gpu = slot.gpu
     return f"was in {gpu.left_what}, {kernel_text(slot, gpu.left_graph, gpu.left_in, gpu.left_of_graph)}"
 

@@ -45,11 +45,9 @@ class Process:
 
     @property
     def halted(self) -> str:
-        """Why it cannot run; empty for one that can."""
         return _STATES.get(self.state, "")
 
     def busy_since(self, before: Process) -> float:
-        """Return the share of a core that it has used since."""
         return (self.cpu_s - before.cpu_s) / max(self.at_s - before.at_s, 1e-3)
 
 
@@ -73,7 +71,6 @@ def process(pid: int) -> Process:
 
 
 def state_of(pid: int) -> str:
-    """Return the kernel's letter for the state of a process; X: it is gone."""
     return next(iter(_stat(pid)), "X")
 
 
@@ -132,7 +129,6 @@ class Rank:
 
     @property
     def orphan(self) -> bool:
-        """Whether the process that started it has ended."""
         return not self.process.gone and self.started_by not in (0, 1, self.process.parent)
 
     def slot(self, communicator: int) -> Slot | None:
@@ -180,7 +176,6 @@ class Job:
         return max(self.at_ns - ns, 0) / 1e9
 
     def name(self, slot: Slot, peer: int) -> int:
-        """Return the number of a rank of a communicator in the whole job."""
         rank = self.ranks.get(slot.peers[peer].pid)
         return rank.number if rank is not None and rank.number >= 0 else slot.peers[peer].name
 

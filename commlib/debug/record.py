@@ -63,7 +63,6 @@ class Call:
 
     @property
     def sends(self) -> bool:
-        """Of a message: whether this rank sends it."""
         return bool(self.flags & SENDS)
 
     @property
@@ -174,7 +173,6 @@ class Slot:
 
     @property
     def under_way(self) -> Call | None:
-        """The collective that it is in."""
         return self.calls.get(self.entered) if self.entered > self.finished and not self.handed_over else None
 
     def calls_since(self, before: Slot) -> int:
@@ -269,7 +267,6 @@ class Record:
         return self._memory[: ctypes.sizeof(self.header) + count * ctypes.sizeof(self._layout.slots._type_)]
 
     def watch_for(self, seconds: float) -> None:
-        """Have its process ask its GPU more often, for so long."""
         self.header.watched_until_ns = time.monotonic_ns() + int(1e9 * seconds)
 
     def call(self, entry: Any, end: Any = None) -> Call:
@@ -345,21 +342,14 @@ def _stable(first: Iterable[Any], again: Iterable[Any]) -> Iterator[Any]:
 
 
 def is_wait(wait: Any) -> bool:
-    """Whether this place for a wait is in use, and written."""
     return wait.thread not in (0, _TAKEN)
 
 
-class Waited:
-    """How long this process has waited for each peer of a communicator; of one without a record nothing is known."""
-
-    def __init__(self, communicator: int) -> None:
-        slots = (slot for record in records_of(os.getpid()) for slot in record.mapped_slots())
-        mine = [slot for slot in slots if communicator and (slot.id, slot.state) == (communicator, OPEN)]
-        self._peers = mine[0].peers[: mine[0].world] if mine else []
-
-    def by_rank(self) -> list[int]:
-        """Return the nanoseconds so far."""
-        return [peer.waited_ns for peer in self._peers]
+def peers_of(communicator: int) -> list[Any]:
+    """Return what this process knows of each peer of a communicator, always up to date; without a record, nothing."""
+    slots = (slot for record in records_of(os.getpid()) for slot in record.mapped_slots())
+    mine = [slot for slot in slots if communicator and (slot.id, slot.state) == (communicator, OPEN)]
+    return list(mine[0].peers[: mine[0].world]) if mine else []
 
 
 def records_of(pid: int) -> list[Record]:

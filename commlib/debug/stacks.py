@@ -181,7 +181,6 @@ def _answer(pid: int, thread: int, deadline: float) -> Generator[None]:
 
 
 def _send(pid: int, thread: int) -> bool:
-    """Send the signal to a thread; say whether it is there."""
     return bool(ctypes.CDLL(None).syscall(ctypes.c_long(_TGKILL), pid, thread, int(signal.SIGURG)) == 0)
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import commlib
+from commlib.collectives.all_reduce_rms_norm import TYPES as NORM_TYPES
 from commlib.communicator import Communicator
 
 _LOG = logging.getLogger("commlib")
-NORM_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDUCED_TYPES = (*NORM_TYPES, torch.float64, torch.int32, torch.int64)
 
 
@@ -111,7 +111,6 @@ class CustomAllReduce:
         yield
 
     def close(self) -> None:
-        """Leave the ranks; the engine's graphs must not be replayed any more."""
         comm, self.comm, self.disabled = self.comm, None, True
         if comm is not None:
             comm.close()

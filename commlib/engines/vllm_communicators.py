@@ -27,13 +27,11 @@ class CpuCommunicator(cpu_communicator.CpuCommunicator):
         return self.calls.comm.all_reduce(input_)
 
     def all_gather(self, input_: Tensor, dim: int = -1) -> Tensor:
-        """Return all ranks' tensors, one behind the other along a dimension."""
         rows = input_.movedim(dim, 0).contiguous()
         whole = None if self.calls is None else self.calls.custom_all_gather(rows)
         return super().all_gather(input_, dim) if whole is None else whole.movedim(0, dim).contiguous()
 
     def reduce_scatter(self, input_: Tensor, dim: int = -1) -> Tensor:
-        """Return this rank's part, along a dimension, of the sum of all ranks' tensors."""
         rows = input_.movedim(dim, 0).contiguous()
         part = None if self.calls is None else self.calls.custom_reduce_scatter(rows)
         return super().reduce_scatter(input_, dim) if part is None else part.movedim(0, dim).contiguous()

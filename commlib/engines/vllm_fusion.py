@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 from vllm.compilation.passes.vllm_inductor_pass import VllmInductorPass
 
+from commlib.collectives.all_reduce_rms_norm import TYPES
 from commlib.compile import operators
-from commlib.engines.custom_all_reduce import NORM_TYPES
 
 _SCHEMA = "(Tensor x, Tensor? residual, Tensor weight, float eps, str group) -> (Tensor, Tensor)"
 
@@ -92,4 +92,4 @@ def _have_types(total: Any, residual: Any, weight: Any) -> bool:
         return False
     dtype = total.meta["val"].dtype
     same = residual is None or residual.meta["val"].dtype == dtype
-    return same and dtype in NORM_TYPES and weight.meta["val"].dtype in (dtype, torch.float32)
+    return same and dtype in TYPES and weight.meta["val"].dtype in (dtype, torch.float32)

@@ -1,7 +1,5 @@
 """Data movement and attention of inference, without a communicator: the table of contents of the kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

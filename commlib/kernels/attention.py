@@ -143,7 +143,6 @@ def on_cpu(call: Call) -> None:
 
 
 def _table(call: Call, row: int) -> Tensor:
-    """Return the entries of a row; a row that is not there has none."""
     if not 0 <= row < call.rows:
         return call.tables.new_empty(0)
     if call.starts is None:

@@ -45,7 +45,6 @@ class Plan:
         self.rules, self.source = rules, source
 
     def _with(self, **changes: Any) -> Plan:
-        """Return a copy with other attributes."""
         made = copy(self)
         for derived in ("document", "digest"):
             made.__dict__.pop(derived, None)
@@ -134,7 +133,6 @@ class Plan:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """What a file of it has."""
         return {**self.head, "rules": [rule.document() for rule in self.rules]}
 
     @cached_property

@@ -108,8 +108,6 @@ def _disorder(rule: Rule) -> Iterator[Fault]:
     last = -1
     for at, entry in enumerate(rule.ranges):
         part = (*place, "ranges", at)
-        if entry.ci_bytes and entry.ci_bytes[1] < entry.ci_bytes[0]:
-            yield Fault(False, part, f"{name_of(part)}: ci_bytes ends below its start")
         if entry.max_bytes is None and at + 1 < len(rule.ranges):
             yield Fault(False, part, f"{name_of(part)}: only the last range may have no max_bytes")
         if entry.max_bytes is not None and entry.max_bytes <= last:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +13,12 @@ Path = tuple[str | int, ...]
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
 SPARING = -1  # as max_sms: no more than the knee of the plan's curve; kSparing of csrc/include/commlib/call.h
+_UNUSED = ("ci_bytes", "confidence")  # of ranges, in plans of early versions of `commlib tune`
 _KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a rule, and what they are by default
 
 
 @dataclass(frozen=True)
 class Query:
-    """A call, as rules see it."""
-
     op: str
     num_bytes: int
     dtype: str
@@ -66,16 +65,14 @@ class Range:
     algorithm: str
     params: Mapping[str, int] = field(default_factory=dict)
     align: int = 1  # for calls whose pointers and bytes are multiples of it
-    ci_bytes: Sequence[int] | None = None
-    confidence: float | None = None
     gain: float | None = None
     runner_up: str | None = None
     curve: tuple[Point, ...] = ()  # over multiprocessors, the fewest first
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Range:
-        """Return one of a document that is as the schema wants it."""
-        return cls(**{**entry, "curve": tuple(Point(**point) for point in entry.get("curve", ()))})
+        values = {key: value for key, value in entry.items() if key not in _UNUSED}
+        return cls(**{**values, "curve": tuple(Point(**point) for point in entry.get("curve", ()))})
 
     @property
     def choice(self) -> str:
@@ -83,7 +80,6 @@ class Range:
         return _choice_text(self.algorithm, self.params)
 
     def fewer(self, sms: int) -> list[Point]:
-        """Return what is best on fewer multiprocessors than so many, the fastest first."""
         return [point for point in reversed(self.curve) if point.sms < sms]
 
     def on(self, point: Point) -> Range:
@@ -148,7 +144,6 @@ class Rule:
         return " ".join([*parts, f"world={ranks}"])
 
     def at(self, num_bytes: int) -> int | None:
-        """Return the number of the range for a size, or None where the rule has none."""
         for number, entry in enumerate(self.ranges):
             if entry.max_bytes is None or num_bytes <= entry.max_bytes:
                 return number

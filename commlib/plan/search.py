@@ -24,7 +24,6 @@ Accept = Callable[[Plan], None]  # raises a ValueError for a plan that cannot ru
 
 
 def slug(device: str) -> str:
-    """Return a device's name as it stands in the names of files: nvidia-h200."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
 
 
@@ -36,7 +35,6 @@ def user_path(backend: str, device: str, world: int) -> Path:
 
 @cache
 def shipped() -> dict[str, str]:
-    """Return the text of each plan that comes with commlib, by name."""
     folder = resources.files("commlib") / "plans"
     names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".json"))
     plans = [name for name in names if ".samples" not in name]
@@ -54,18 +52,11 @@ def shipped_plan(name: str) -> Plan:
     return plan if backend == name else plan.completed(shipped_plan(backend))
 
 
-def find(backend: str, plan: str | os.PathLike[str], world: int, accept: Accept) -> Plan:
-    """Return the plan of a file; for "auto" the first of COMMLIB_PLAN's, the user's, the device's, the backend's."""
+def find(backend: str, asked: str | os.PathLike[str], world: int, accept: Accept) -> Plan:
+    """Return the plan of a file that is asked for, or of this machine: the user's, the device's, the backend's."""
     here = fingerprint(backend)
-    asked = env.PLAN.get() if plan == "auto" else plan
     if asked:
         return _fitting(Plan.load(asked), here, world, accept)
-    return find_here(backend, world, accept)
-
-
-def find_here(backend: str, world: int, accept: Accept) -> Plan:
-    """Return the plan of this machine: the first of the user's, the device's, the backend's."""
-    here = fingerprint(backend)
     for source, load in _files(backend, str(here.get("device", "")), world):
         try:
             plan = _fitting(load(), here, world, accept)

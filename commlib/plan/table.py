@@ -58,6 +58,7 @@ class Table:
         if chosen is not usual and not on_curve and not spares:
             passed.append((usual.row.name, f"it takes more than {counted(max_sms, 'multiprocessor')}"))
         points = [*usual.choice.curve, *self._symmetric_points(usual, why["fewer"])]
+        curve = [*((point.sms, point.slower) for point in points), (why["usual_sms"], 0.0)]
         rule, at, choice = chosen.rule, chosen.at, chosen.choice
         if at is None:
             at = rule.at(min(max(query.num_bytes, why["min_bytes"]), why["max_bytes"])) or 0
@@ -75,21 +76,17 @@ class Table:
             runner_up=choice.runner_up,
             digest=plan.digest,
             params=choice.params,
-            confidence=choice.confidence,
-            ci_bytes=here.ci_bytes,
-            low_ci_bytes=before.ci_bytes if before else None,
             match=str(fit or ""),
             measured=(fit or Match()).where,
             pinned_by=env.ALGORITHM.name if plan.pinned.get(query.op) == choice.algorithm else "",
             remark=NO_MULTIPROCESSORS if chosen.row.engine else "",
             sms=min(why["chosen_sms"], max_sms or why["chosen_sms"]),
-            curve=_with_usual(points, why["usual_sms"]),
+            curve=tuple(sorted(curve)) if points else (),
             spared=self._spared(why, points) if spares else "",
             passed=tuple(dict.fromkeys(f"{name}: {reason}" for name, reason in passed)),
         )
 
     def choose(self, query: Query) -> str:
-        """Return the algorithm of a call; Unsupported if there is none."""
         if _is_known(query) and (name := self._native.choose(*_keys(query))):
             return name
         passed = self._passed(query, self._ask(query, 0))
@@ -105,7 +102,6 @@ class Table:
         return answer
 
     def _passed(self, query: Query, why: dict[str, Any]) -> list[tuple[str, str]]:
-        """Return what stands before the usual choice and cannot run the call, and the reasons."""
         collective = COLLECTIVES[query.op]
         passed = [] if _is_known(query) else [("all", f"there is no {query.redop} of {query.dtype}")]
         for number, refusal in why["passed"]:
@@ -154,11 +150,6 @@ def _is_known(query: Query) -> bool:
 def _keys(query: Query) -> tuple[str, str, str, int, bool, bool]:
     dtype = query.dtype if query.dtype in DTYPES else "uint8"
     return query.op, dtype, query.redop, query.num_bytes, query.placement == "symmetric", query.mode == "graph"
-
-
-def _with_usual(points: Sequence[Point], sms: int) -> tuple[tuple[int, float], ...]:
-    """Return a curve with the usual choice in it; nothing where no other was measured."""
-    return tuple(sorted([*((point.sms, point.slower) for point in points), (sms, 0.0)])) if points else ()
 
 
 table_of = lru_cache(maxsize=16)(Table)
@@ -231,9 +222,6 @@ class Explanation:
     runner_up: str | None = None
     digest: str = ""
     params: Mapping[str, int] = field(default_factory=dict)
-    confidence: float | None = None
-    ci_bytes: Sequence[int] | None = None  # where the upper end may lie
-    low_ci_bytes: Sequence[int] | None = None  # where the lower end may lie
     match: str = ""
     measured: str = ""  # whether the plan was, on this machine
     pinned_by: str = ""
@@ -268,19 +256,14 @@ class Explanation:
         )
 
     def _sizes(self) -> str:
-        ends = [] if self.low_bytes == 0 else [f"above {size_text(self.low_bytes - 1)}{_interval(self.low_ci_bytes)}"]
+        ends = [] if self.low_bytes == 0 else [f"above {size_text(self.low_bytes - 1)}"]
         if self.high_bytes is not None:
-            ends.append(f"up to {size_text(self.high_bytes)}{_interval(self.ci_bytes)}")
+            ends.append(f"up to {size_text(self.high_bytes)}")
         return f"sizes {', '.join(ends)}" if ends else "every size"
 
     def _gain(self) -> str:
         if self.gain is None or not self.runner_up:
             return "gain not measured"
-        sure = "" if self.confidence is None else f" (confidence {self.confidence:.0%})"
         percent = round(100 * self.gain)
         than = f"{abs(percent)}% {'faster' if percent > 0 else 'slower'} than" if percent else "as fast as"
-        return f"measured {than} {self.runner_up}{sure}"
-
-
-def _interval(ends: Sequence[int] | None) -> str:
-    return "" if ends is None else f" [{size_text(ends[0])}–{size_text(ends[1])}]"
+        return f"measured {than} {self.runner_up}"

@@ -24,7 +24,6 @@ class Line(NamedTuple):
 
     @property
     def choice(self) -> Range:
-        """The algorithm and its parameters there."""
         return self.entry if self.point is None else self.entry.on(self.entry.curve[self.point])
 
 

@@ -1,7 +1,5 @@
 """RadixCache: which cache slots hold a prompt's prefix, and which to free; csrc/radix/ has the tree."""
 
-from __future__ import annotations
-
 from commlib.radix.cache import POLICIES, Insert, InsertMatch, Match, RadixCache, Stats
 from commlib.radix.events import AllBlocksCleared, BlockRemoved, BlockStored, Namespace
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from commlib.counts import counted
-from commlib.errors import Unsupported, one_line
+from commlib.errors import Unsupported, one_line, one_of
 from commlib.native import library
 from commlib.radix.events import Event, Namespace, decoded, encoded, unpacked
-
-if TYPE_CHECKING:
-    from commlib._native import RadixTree
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
 EVICTIONS = ("leaf", "tail")
@@ -102,24 +99,17 @@ class RadixCache:
         eviction: str = "leaf",
         events: bool = False,
     ) -> None:
-        _one_of("policy", policy, POLICIES)
-        _one_of("eviction", eviction, EVICTIONS)
+        one_of("policy", policy, POLICIES)
+        one_of("eviction", eviction, EVICTIONS)
         _count("page_size", page_size, 1)
         if capacity is not None:
             _count("capacity", capacity, 0)
-        limit = -1 if capacity is None else capacity
-        tail = eviction == "tail"
-        self._take(library.radix_open(page_size, POLICIES.index(policy), tail, events, limit, *_RESULTS), on_free)
-
-    def _take(self, tree: RadixTree, on_free: Callable[[Tensor], object] | None) -> None:
-        self._tree, self._on_free = tree, on_free
+        number, tail, limit = POLICIES.index(policy), eviction == "tail", -1 if capacity is None else capacity
+        self._tree = library.radix_open(page_size, number, tail, events, limit, *_RESULTS)
+        self._on_free = on_free
         self._device: torch.device | None = None  # where slots go that come back; None: the CPU
-        page_size, policy, tail, events, capacity = tree.settings()
-        self.page_size: int = page_size
-        self.policy = POLICIES[policy]
-        self.eviction = EVICTIONS[tail]
-        self.events = bool(events)
-        self.capacity: int | None = None if capacity < 0 else capacity
+        self.page_size, self.policy, self.capacity = page_size, policy, capacity
+        self.eviction, self.events = eviction, events
 
     def slots_as(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> RadixCache:
         """Return slots from now on as int32 or int64 tensors on `device`; `out` is not converted. Returns this cache.
@@ -250,40 +240,19 @@ class RadixCache:
             raise ValueError("this cache records no events; make it with events=True")
         return unpacked(self._tree.take_events(), self.page_size)
 
-    def snapshot(self) -> bytes:
-        """Return the tree as bytes, with its order of eviction; locks, statistics and events are not part of it."""
-        return self._tree.snapshot()
-
-    @classmethod
-    def restore(cls, snapshot: bytes, *, on_free: Callable[[Tensor], object] | None = None) -> RadixCache:
-        """Return a cache as it was when the snapshot was taken, without locks; old handles are not valid for it.
-
-        A cache with events first records all its blocks as stored. Damaged bytes are a ValueError.
-        """
-        if not isinstance(snapshot, bytes):
-            raise TypeError(f"a snapshot is bytes, not {type(snapshot).__name__}; pass what snapshot() returned")
-        cache = cls.__new__(cls)
-        cache._take(library.radix_restore(snapshot, *_RESULTS), on_free)
-        return cache
-
     def dump(self) -> str:
         """Return the tree as text, a line for each node."""
         return _text_of(*self._tree.listing())
 
     def __reduce__(self) -> NoReturn:
         """Two objects on one tree would free each other's slots, so copy, deepcopy and pickle are refused."""
-        raise TypeError("a RadixCache cannot be copied or pickled; pass its snapshot() to RadixCache.restore()")
+        raise TypeError("a RadixCache cannot be copied or pickled; make another one")
 
     def __repr__(self) -> str:
         return (
             f"RadixCache(page_size={self.page_size}, policy={self.policy!r}, eviction={self.eviction!r}, "
             f"{counted(self.evictable_size, 'token')} evictable, {self.protected_size} protected)"
         )
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
 
 
 def _count(name: str, value: int, minimum: int) -> None:
@@ -296,21 +265,10 @@ def _count(name: str, value: int, minimum: int) -> None:
 # --- the tree as text: a line for each node, indented below its parent ------------------------------------------------
 
 
-class _Node(NamedTuple):
-    """A node in numbers, in the order of csrc/radix/check.cc."""
-
-    id: int
-    parent: int
-    space: int
-    length: int
-    lock_ref: int
-    handle_locks: int
-    hits: int
-    priority: int
-    last_access: int
-    creation: int
-    first: int
-    last: int
+# A node in numbers, in the order of csrc/radix/check.cc.
+_Node = namedtuple(
+    "_Node", "id parent space length lock_ref handle_locks hits priority last_access creation first last"
+)
 
 
 def _text_of(table: bytes, names: tuple[bytes, ...]) -> str:

@@ -93,7 +93,6 @@ def _parts(namespace: Namespace) -> tuple[Any, ...]:
 
 
 def _adapter(namespace: Namespace) -> int | None:
-    """Return the first number of a namespace: that is how adapters are named."""
     return next((part for part in _parts(namespace) if isinstance(part, int)), None)
 
 

@@ -96,14 +96,10 @@ class InsertResult(NamedTuple):
 
 
 class EvictResult(NamedTuple):
-    """How many tokens went."""
-
     num_tokens_evicted: int = 0
 
 
 class LockResult(NamedTuple):
-    """The change of the evictable size."""
-
     delta: int
 
 
@@ -211,18 +207,15 @@ class SGLangRadixCache:
         return node
 
     def unlock(self, lock: int | None) -> None:
-        """Take a lock back, if there is one."""
         if lock is not None:
             self.dec_lock_ref(lock)
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
     def evictable_size(self) -> int:
-        """Return how many tokens no lock protects."""
         return self._cache.evictable_size
 
     def protected_size(self) -> int:
-        """Return how many tokens locks protect."""
         return self._cache.protected_size
 
     def total_size(self) -> int:
@@ -233,18 +226,15 @@ class SGLangRadixCache:
         return self._cache.slots()
 
     def path_device_indices(self, node: int) -> Tensor:
-        """Return the slots of the path to a node."""
         return self._cache.slots(node)
 
     def is_root(self, node: int) -> bool:
         return node == self.root_node
 
     def supports_prefix_sharing(self) -> bool:
-        """Say whether requests find what others stored."""
         return not self.disable
 
     def pretty_print(self) -> None:
-        """Print the tree, a line for each node, and how many tokens it has."""
         sys.stdout.write(f"{self._cache.dump()}\n#tokens: {self.total_size()}\n")
 
     def take_events(self) -> list[Event]:

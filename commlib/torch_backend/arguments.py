@@ -46,7 +46,6 @@ _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
 
 def with_options(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments of a call in the form that ends with an options object."""
     signature = SIGNATURES[name]
     tensors, rest = arguments[: len(signature.depths)], arguments[len(signature.depths) :]
     names = ("opts",) if rest and isinstance(rest[0], signature.options) else (*signature.short, "timeout")
@@ -64,7 +63,6 @@ def with_options(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
 
 
 def _depth(x: Any) -> Any:
-    """Return how deep a tensor is nested in lists; None where there is none."""
     depth = 0
     while isinstance(x, (list, tuple)):
         if not x:
@@ -74,7 +72,6 @@ def _depth(x: Any) -> Any:
 
 
 def first_tensor(arguments: Sequence[Any]) -> Tensor | None:
-    """Return the first tensor of a call's arguments, which may be lists of lists."""
     for argument in arguments:
         first = argument
         while isinstance(first, (list, tuple)) and first:

@@ -109,7 +109,6 @@ class Engine:
         return self._run("reduce", opts, tensors, run)
 
     def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
-        """Reduce, and keep this rank's block."""
         return self._run("reduce_scatter", opts, [out], _scatters([out], [x], opts))
 
     def reduce_scatter_single_coalesced(self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any) -> dist.Work:
@@ -243,7 +242,6 @@ def _sum_sparse(make: Make, x: Tensor, size: int) -> None:
 
 
 def _gathered(make: Make, part: Tensor, rows: list[int]) -> Tensor:
-    """Return all ranks' rows, which differ in number."""
     out = part.new_empty(sum(rows), *part.shape[1:])
     width = math.prod(part.shape[1:])
     make("all_gatherv", out.view(-1), part.view(-1), [count * width for count in rows])
@@ -265,11 +263,10 @@ def _one(call: str, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _op(call: str, opts: Any) -> Any:
-    """Return a reduction of torch's options as commlib knows it."""
     op = OPS.get(hash(opts.reduceOp))
     if op is None:
-        kind = opts.reduceOp.op
-        raise NotImplementedError(f'{call} of backend "commlib" has no reduction {kind}; use one of {_names()}')
+        kind, known = opts.reduceOp.op, ", ".join(map(str, TORCH_OPS.values()))
+        raise NotImplementedError(f'{call} of backend "commlib" has no reduction {kind}; use one of {known}')
     return op
 
 
@@ -278,10 +275,6 @@ def _premultiplied(call: str, opts: Any) -> tuple[Any, Any]:
     if opts.reduceOp.op == dist.ReduceOp.PREMUL_SUM:
         return "sum", opts.reduceOp.__getstate__()[1]
     return _op(call, opts), None
-
-
-def _names() -> str:
-    return ", ".join(str(op) for op in TORCH_OPS.values())
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -58,7 +58,6 @@ class Engines:
         self._messages: dict[str, Any] = {}
 
     def of(self, device: torch.device) -> Any:
-        """Return the engine of a device, made if need be."""
         kind = device.type
         if kind not in ("cpu", "cuda") or kind not in self.kinds:
             raise RuntimeError(f"this process group serves tensors on {', '.join(self.kinds)}, not on {kind}")
@@ -81,14 +80,12 @@ class Engines:
         record.recorder.enter(SIGNATURES[name].call, dtype, count, redop, getattr(opts, "rootRank", -1))
 
     def messages(self, device: torch.device) -> Any:
-        """Return what sends and receives the messages of a device."""
         kind = device.type
         if self._ended or kind not in self._messages:
             self._messages[kind] = self._make_messages(device)
         return self._messages[kind]
 
     def communicator(self, device: torch.device) -> Communicator:
-        """Return the communicator of a device, made if need be."""
         self.of(device)
         if device.type not in self._communicators:
             served = self.kinds[device.type]
@@ -120,7 +117,6 @@ class Engines:
             world.close()
 
     def _world(self, kind: str, local: int | None) -> StoreWorld:
-        """Meet the other ranks at the group's store."""
         place = self._place
         store = _C10D.PrefixStore(f"commlib/{kind}", place.store)
         return StoreWorld(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from commlib.collectives.all_reduce_rms_norm import normalised
 from commlib.communicator import Communicator
-from commlib.compile import untraced
+from commlib.compile.operators import untraced
 from commlib.torch_backend.arguments import SIGNATURES, first_tensor, with_options
 from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.engines import OURS, Engines, Place, monitored_barrier
@@ -126,7 +126,6 @@ class CommlibGroup(dist.ProcessGroup):
     get_backend = _get_backend  # torch 2.14's name
 
     def communicator(self, device: torch.device) -> Communicator:
-        """Return the communicator that serves a device, made if need be."""
         return self._engines.communicator(device)
 
     # --- calls ----------------------------------------------------------------------------------------------------
@@ -216,7 +215,6 @@ class CommlibGroup(dist.ProcessGroup):
     # --- groups of the group --------------------------------------------------------------------------------------
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """Make the communicator of a GPU now: what init_process_group(device_id=…) asks for."""
         self._engines.of(device)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
@@ -234,7 +232,6 @@ class CommlibGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> CommlibGroup | None:
-        """Return the group of some ranks of this one, None on the others."""
         self._splits += 1
         place = self._place
         if place.rank not in ranks:
@@ -257,7 +254,6 @@ class CommlibGroup(dist.ProcessGroup):
     # --- its end --------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Close the communicators; torch calls this in destroy_process_group."""
         self._engines.end("this process group was destroyed", Communicator.close, "shutdown")
 
     def abort(self) -> None:

@@ -40,8 +40,6 @@ _NEAR = 4  # frames between a message and the batch that it belongs to, at most
 
 
 class HostMessages:
-    """The messages of one communicator."""
-
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._stored: defaultdict[int, deque[tuple[int, Tensor]]] = defaultdict(deque)

@@ -1,7 +1,5 @@
 """Tensor-parallel layers on a Communicator; examples/llama is a model made of them."""
 
-from __future__ import annotations
-
 from commlib.tp.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, communicator
 from commlib.tp.norm import FusedResidualNorm
 from commlib.tp.pipeline import Pipeline

@@ -74,7 +74,6 @@ class FusedResidualNorm(nn.Module):
         return residual
 
     def _normalised(self, rows: Tensor, residual: Tensor | None) -> Tensor:
-        """Add the residual to the rows, and return their norm."""
         if residual is not None:
             rows += residual
         if self.weight_bias:  # added to the weight in float32, which torch's kernel does not

@@ -126,7 +126,7 @@ class Pipeline:
         coming, running = iter(programs), list[Steps[Any]]()
         with self.overlap():
             while (newest := next(coming, None)) is not None or running:
-                running = [program for program in [newest, *running] if program is not None and _goes_on(program)]
+                running = [one for one in [newest, *running] if one is not None and next(one, "over") is None]
 
     def divides(self, tokens: int, chunks: Chunks) -> bool:
         """Return whether so many tokens make all of these chunks, which are more than one."""
@@ -153,14 +153,6 @@ class Pipeline:
 
 def _shares(chunks: Chunks) -> tuple[int, ...]:
     return (1,) * chunks if isinstance(chunks, int) else chunks
-
-
-def _goes_on(program: Steps[Any]) -> bool:
-    try:
-        next(program)
-    except StopIteration:
-        return False
-    return True
 
 
 # --- products that leave some of a GPU's multiprocessors to calls that run at the same time ---------------------------

@@ -61,7 +61,6 @@ class SafeTensors:
         return read
 
     def _places(self) -> dict[str, Path]:
-        """Return the file of each tensor."""
         index = self.folder / INDEX
         if index.exists():
             return {name: self.folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}

@@ -154,20 +154,9 @@ class RadixTree {
     return python::tuple(table.give(), all.give());
   }
 
-  Object* snapshot() { return python::bytes(Use(this)->snapshot()); }
-
   Object* take_events() {
     const Use tree(this);
     return tree->events() ? python::bytes(tree->events()->take()) : python::none();
-  }
-
-  // (page_size, policy, tail, events, capacity)
-  Object* settings() {
-    const radix::Options options = Use(this)->options();
-    return python::tuple(python::number(options.page_size),
-                         python::number(static_cast<int64_t>(options.policy)),
-                         python::number(options.tail), python::number(options.events),
-                         python::number(options.capacity));
   }
 
  private:
@@ -254,11 +243,6 @@ class RadixTree {
   std::atomic<bool> wide_{false};
 };
 
-Results results_of(Object* match, Object* insert, Object* insert_match) {
-  return {Named(python::again(match)), Named(python::again(insert)),
-          Named(python::again(insert_match))};
-}
-
 std::unique_ptr<RadixTree> radix_open(int64_t page_size, int64_t policy, bool tail, bool events,
                                       int64_t capacity, Object* match, Object* insert,
                                       Object* insert_match) {
@@ -268,22 +252,15 @@ std::unique_ptr<RadixTree> radix_open(int64_t page_size, int64_t policy, bool ta
   options.tail = tail;
   options.events = events;
   options.capacity = capacity;
-  return std::make_unique<RadixTree>(std::make_unique<Tree>(options),
-                                     results_of(match, insert, insert_match));
-}
-
-std::unique_ptr<RadixTree> radix_restore(std::string_view snapshot, Object* match, Object* insert,
-                                         Object* insert_match) {
-  return std::make_unique<RadixTree>(Tree::restored(snapshot),
-                                     results_of(match, insert, insert_match));
+  const Results results = {Named(python::again(match)), Named(python::again(insert)),
+                           Named(python::again(insert_match))};
+  return std::make_unique<RadixTree>(std::make_unique<Tree>(options), results);
 }
 
 COMMLIB_MODULE(module) {
   module.add({
       COMMLIB_METHOD("radix_open", radix_open,
                      "page_size, policy, tail, events, capacity, match, insert, insert_match",
-                     "type[Match]; type[Insert]; type[InsertMatch]"),
-      COMMLIB_METHOD("radix_restore", radix_restore, "snapshot, match, insert, insert_match",
                      "type[Match]; type[Insert]; type[InsertMatch]"),
   });
   module.add_class<RadixTree>({
@@ -306,9 +283,7 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("check", RadixTree::check, ""),
       COMMLIB_METHOD("stats", RadixTree::stats, "", "tuple[int, ...]"),
       COMMLIB_METHOD("listing", RadixTree::listing, "", "tuple[bytes, tuple[bytes, ...]]"),
-      COMMLIB_METHOD("snapshot", RadixTree::snapshot, "", "bytes"),
       COMMLIB_METHOD("take_events", RadixTree::take_events, "", "bytes"),
-      COMMLIB_METHOD("settings", RadixTree::settings, "", "tuple[int, int, int, int, int]"),
   });
 }
 

@@ -67,9 +67,6 @@ struct Stats {
   uint64_t evicted_leaves = 0, evicted_tokens = 0, splits = 0;
 };
 
-// What a snapshot ends with, of all bytes before.
-uint64_t checksum(std::string_view bytes);
-
 using Handle = uint64_t;  // node | generation << 32, never above 2^63 - 1
 
 class Tree {
@@ -132,15 +129,10 @@ class Tree {
   static constexpr int kFields = 12;
   std::vector<int64_t> listing() const;
   std::vector<std::string> space_names() const;
-  // Everything but locks and statistics, with a checksum; restored() refuses what is not sound.
-  std::string snapshot() const;
-  static std::unique_ptr<Tree> restored(std::string_view bytes);
 
  private:
   static constexpr uint32_t kChunk = 1024;  // nodes of one allocation of the arena
   friend class Checker;
-  friend class Writer;
-  friend class Reader;
 
   struct Step {
     NodeId node;

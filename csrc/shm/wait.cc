@@ -61,7 +61,10 @@ uint32_t message_of(const Awaited& awaited) {
 
 std::string rank_list(const std::vector<int>& ranks) {
   std::string out = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i) out += i + 1 < ranks.size() ? ", " : " and ";
+    out += std::to_string(ranks[i]);
+  }
   return out;
 }
 

@@ -40,7 +40,7 @@ struct Awaited {
   Descriptor what;
 };
 
-// "rank 1", "ranks 0, 2".
+// "rank 1", "ranks 0, 1 and 3".
 std::string rank_list(const std::vector<int>& ranks);
 
 class COMMLIB_API Waiter {

@@ -89,7 +89,7 @@ class Cards(World):
 
 OPTIONS = Options(timeout_s=1.0, max_bytes=0, checked=False)
 PLACES = {
-    (("a", "pid:[1]"), ("b", "pid:[2]"), ("a", "pid:[1]")): "ranks 0, 2 on a; rank 1 on b",
+    (("a", "pid:[1]"), ("b", "pid:[2]"), ("a", "pid:[1]")): "ranks 0 and 2 on a; rank 1 on b",
     (("a", "pid:[1]"), ("a", "pid:[2]")): (
         "rank 0 on a (user 1000, pid:[1], boot boot); rank 1 on a (user 1000, pid:[2], boot boot)"
     ),

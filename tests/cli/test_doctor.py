@@ -7,8 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from commlib.plan import shipped_plan, user_path
-from commlib.plan.search import fingerprint
+from commlib.plan.search import fingerprint, shipped_plan, user_path
 from commlib.tools import testing
 from commlib.tools.cli.doctor import checks, command
 from commlib.tools.cli.doctor.checks import Check, Finding, broken, main_job, missing, ok, warning

@@ -11,7 +11,8 @@ import torch
 
 import commlib
 from commlib import backends
-from commlib.plan import Plan, shipped_plan, user_path
+from commlib.plan import Plan
+from commlib.plan.search import shipped_plan, user_path
 from commlib.tools.timing import fingerprint
 from tests.cli.calls import Run, exit_code, interrupted
 

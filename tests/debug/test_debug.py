@@ -18,7 +18,8 @@ import torch
 from click.testing import CliRunner
 
 from commlib.communicator import Communicator
-from commlib.debug import Finding, findings_of, look
+from commlib.debug.findings import Finding, findings_of
+from commlib.debug.jobs import look
 from commlib.debug.record import records_of
 from commlib.debug.stacks import ask
 from commlib.debug.starting import Waiting

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
-from commlib.debug import look
+from commlib.debug.jobs import look
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug import host
 from commlib.tools.testing import Ranks

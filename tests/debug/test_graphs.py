@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from commlib.debug import Finding, findings_of
+from commlib.debug.findings import Finding, findings_of
 from commlib.debug.jobs import Job, Process, Rank
 from commlib.debug.record import Call, Gpu, Graph, Peer, Slot, Wait
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.debug import look
+from commlib.debug.jobs import look
 from commlib.debug.record import GPU, NAME, OPEN, Graph, descriptors, records_of
 from commlib.errors import CommError
 from commlib.tools.cli.debug import debug

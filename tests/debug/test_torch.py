@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.debug import look
-from commlib.debug.jobs import _late_peers
+from commlib.debug.jobs import _late_peers, look
 from commlib.debug.record import records_of
 from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from commlib.bootstrap.world import World, named
+from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator, create
+from commlib.counts import ranks_text
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks
@@ -44,7 +45,7 @@ def stay_away(comm: Communicator, late: list[int]) -> float:
     """Return how long the others wait for ranks that stay away until the communicator ends."""
     comm.barrier()
     start = time.monotonic()
-    with pytest.raises(CommTimeout, match=rf"^{named(late)} did not come to all_reduce #2 .*within 1 s"):
+    with pytest.raises(CommTimeout, match=rf"^{ranks_text(late)} did not come to all_reduce #2 .*within 1 s"):
         while comm.rank in late:
             comm.check()
             time.sleep(0.01)
@@ -313,7 +314,7 @@ def come_one_by_one(comm: Communicator) -> str:
 
 def test_of_ranks_that_disagree_the_error_names_who_is_alone(mortal: Ranks) -> None:
     (said,) = set(mortal.run(come_one_by_one))
-    assert re.match(r"ranks disagree: rank 1 called all_reduce #2 .* 5 el.*, ranks 0, 2 called .* 4 el", said)
+    assert re.match(r"ranks disagree: rank 1 called all_reduce #2 .* 5 el.*, ranks 0 and 2 called .* 4 el", said)
 
 
 def test_ctrl_c_answers_within_half_a_second_and_the_others_hear_of_it(mortal: Ranks) -> None:

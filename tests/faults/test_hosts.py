@@ -77,7 +77,7 @@ def over_a_group(world: World) -> Communicator:
     import torch.distributed as dist
 
     os.environ[env.HOST.name] = "aabb"[world.rank]
-    store = dist.FileStore(world.broadcast(tempfile.mktemp().encode(), 0, 30.0).decode(), world.size)
+    store = dist.FileStore(world.exchange(tempfile.mktemp(), 30.0)[0], world.size)
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
     return create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=10.0)  # the group is not hung up
 

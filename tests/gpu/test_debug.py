@@ -7,8 +7,8 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.core.hooks import SlowCall
-from commlib.debug import Finding, findings_of, look
-from commlib.debug.jobs import moments
+from commlib.debug.findings import Finding, findings_of
+from commlib.debug.jobs import look, moments
 from commlib.debug.record import records_of
 from commlib.tools.debug.slow import slowness, watch
 from commlib.tools.testing import Ranks

@@ -15,7 +15,8 @@ from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.debug.record import records_of
 from commlib.errors import CommError
-from commlib.plan import HEAD, Plan
+from commlib.plan import Plan
+from commlib.plan.plan import HEAD
 from commlib.tools.testing import Ranks
 from tests.epilogues import INT8
 from tests.gpu.commands import on_two_ranks

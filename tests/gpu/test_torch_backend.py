@@ -21,7 +21,7 @@ from tests.programs.launched import free_port
 def over_nccl(world: Any, **options: Any) -> Communicator:
     """Make an NCCL process group as a torch program would, and a communicator on it."""
     torch.cuda.set_device(world.rank)
-    port = world.broadcast(str(free_port()).encode(), 0, 30.0).decode()
+    port = world.exchange(str(free_port()), 30.0)[0]
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", port
     dist.init_process_group("nccl", rank=world.rank, world_size=world.size)
     return create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=60.0, backend="torch")

@@ -6,8 +6,9 @@ import pytest
 
 from commlib.collectives import COLLECTIVES
 from commlib.native import library
-from commlib.plan import Plan, Query, shipped_plan
-from commlib.plan.rules import SPARING
+from commlib.plan import Plan
+from commlib.plan.rules import SPARING, Query
+from commlib.plan.search import shipped_plan
 from commlib.plan.table import Table
 from commlib.plan.text import plan_text, rows_text
 from tests.plan.documents import plan_of as plan_with

@@ -75,17 +75,6 @@ def test_a_router_knows_what_the_cache_has(eviction):
     assert cache.take_events() == [AllBlocksCleared()]
 
 
-def test_a_restored_cache_tells_of_all_it_has():
-    cache, router, other = RadixCache(page_size=2, events=True), Router(), Router()
-    for last in range(6):
-        cache.insert(np.array([1, 2, 3, 4, last, last]), np.arange(6) + 6 * last, namespace="n")
-    router.read(cache.take_events())
-    copy = RadixCache.restore(cache.snapshot())
-    other.read(copy.take_events())
-    assert other.blocks == router.blocks
-    copy.check()
-
-
 def test_events_are_written_as_routers_read_them():
     cache = RadixCache(events=True)
     cache.insert(np.array([1]), np.array([0]))

@@ -60,8 +60,6 @@ def test_slots_come_back_as_wanted(dtype, device):
     assert {(out.dtype, out.device.type) for out in outs} == {(dtype, device)}
     if device == "cpu":
         assert [out.tolist() for out in outs] == [[0, 1, 6], [0], [6], [1], [0, 7, 8], [9]]
-    restored = RadixCache.restore(cache.snapshot()).slots_as(dtype, device)
-    assert restored.match([1]).slots.dtype == dtype
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

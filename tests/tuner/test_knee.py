@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from commlib.plan import Plan, Query, Rule
+from commlib.plan import Plan
+from commlib.plan.rules import Query, Rule
 from commlib.plan.table import Table as NativeTable
 from commlib.tools.tune.case import PLAIN, Case, Option, Samples
 from commlib.tools.tune.choose import Settings

@@ -23,7 +23,6 @@ def install() -> None:
 
 
 def install_cache() -> None:
-    """Make `--cache-type commlib` known."""
     from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
 
     from commlib.engines.minisgl.cache import PrefixCache
@@ -44,13 +43,10 @@ def run_scheduler(args: Any, ack_queue: Any) -> None:
 
 
 class Communicator:
-    """The methods of minisgl's PyNCCLCommunicator."""
-
     def __init__(self, group: Any) -> None:
         self.comm = commlib.init(bootstrap=group)
 
     def all_reduce(self, input: Tensor, op: Any) -> None:
-        """Reduce in place: sum, prod, max, min or avg."""
         self.comm.all_reduce(input, op)
 
     def all_gather(self, output: Tensor, input: Tensor) -> None:
@@ -69,18 +65,15 @@ def init_pynccl(*, tp_rank: int, tp_size: int, tp_cpu_group: Any, max_size_bytes
 def indexing(
     weights: Tensor, indices: Tensor, *, output: Tensor | None = None, vocab_range: tuple[int, int] | None = None
 ) -> Tensor:
-    """Return the rows of `weights` that `indices` name; rows outside vocab_range (start, length) are zero."""
     return kernels.index(weights, indices, out=output, vocab_range=vocab_range)
 
 
 def store_cache(k_cache: Tensor, v_cache: Tensor, indices: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write row i of k and v into slot indices[i] of the caches; no slot may repeat."""
     tokens = k_cache.shape[0]
     kernels.store(k_cache.view(tokens, -1), v_cache.view(tokens, -1), indices, k, v, unique=True)
 
 
 def fast_compare_key(x: Tensor, y: Tensor) -> int:
-    """Return how many leading tokens of two int tensors on the CPU are equal."""
     if x.dtype != y.dtype or x.device.type != "cpu" or y.device.type != "cpu" or x.dtype not in _TOKENS:
         raise ValueError(f"x and y must be int32 or int64 tensors on the CPU, of one type, not {x.dtype} and {y.dtype}")
     return kernels.prefix_match(x, y)

@@ -30,11 +30,9 @@ class PrefixCache(BasePrefixCache):
         self.empty_tensor = torch.empty(0, dtype=torch.int32, device=device)
 
     def lock_handle(self, handle: BaseCacheHandle, unlock: bool = False) -> None:
-        """Protect a prefix from eviction, or take that back."""
         (self.tree.unlock if unlock else self.tree.lock)(handle.number)
 
     def match_prefix(self, input_ids: Tensor) -> MatchResult:
-        """Return the longest cached prefix, in whole pages."""
         match = self.tree.match(input_ids)
         return MatchResult(CacheHandle(match.length, match.handle, self.tree))
 
@@ -45,13 +43,11 @@ class PrefixCache(BasePrefixCache):
         return InsertResult(existing, CacheHandle(length, handle, self.tree))
 
     def evict(self, size: int) -> Tensor:
-        """Free at least `size` tokens and return their slots; RuntimeError where fewer can be freed."""
         if size > self.tree.evictable_size:
             raise RuntimeError(f"cannot evict {size} tokens, only {self.tree.evictable_size} are evictable")
         return self.tree.evict(size) if size else self.empty_tensor
 
     def reset(self) -> None:
-        """Free everything; refused while prefixes are locked."""
         self.tree.reset()
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from commlib.debug import findings_of
+from commlib.debug.findings import findings_of
 from commlib.debug.jobs import Job, ask_stacks, command_of, moments
 from commlib.debug.record import Record
 from commlib.debug.starting import LOG_S, Starting

@@ -51,7 +51,6 @@ class PlanRange:
     choice: str  # the algorithm and its parameters
     gain: float | None  # how much faster than the runner-up, as measured
     runner_up: str | None
-    confidence: float | None
     rule: str
 
 
@@ -85,7 +84,7 @@ class Explained:
 
 
 EXPLAINED = Kind("commlib.plan.explained", 2, "commlib plan explain --json", of=Explained)
-KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", of=PlanDocument)
+KIND = Kind("commlib.plan.shown", 3, "commlib plan show --json", of=PlanDocument)
 
 
 @click.group(cls=Group)
@@ -151,7 +150,7 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str, **call: Any) -> None:
     """Say which algorithm a call of OP gets, with which parameters, and why."""
     from commlib.collectives import COLLECTIVES, REDOPS
-    from commlib.plan import Query
+    from commlib.plan.rules import Query
 
     result = Result(call.pop("as_json"), call.pop("output"))
     known_name(op, COLLECTIVES, "collective")
@@ -212,7 +211,7 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
             "above": above,
             "up_to": entry.max_bytes,
             "choice": entry.choice,
-            **{key: getattr(entry, key) for key in ("gain", "runner_up", "confidence")},
+            **{key: getattr(entry, key) for key in ("gain", "runner_up")},
             "rule": f"rules[{rule.number}]",
         }
         for rule in plan.rules_of(world)
@@ -245,7 +244,8 @@ def read_plan(plan: str | None, backend: str, world: int) -> Plan:
 
 
 def _open(name: str) -> Plan:
-    from commlib.plan import Plan, shipped, shipped_plan
+    from commlib.plan import Plan
+    from commlib.plan.search import shipped, shipped_plan
 
     if name in shipped() and not Path(name).is_file():
         return shipped_plan(name)

@@ -20,7 +20,7 @@ def _names(what: str) -> Callable[..., tuple[Any, ...]]:
 
     def read(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> tuple[Any, ...]:
         from commlib.collectives import COLLECTIVES
-        from commlib.plan import MODES
+        from commlib.plan.rules import MODES
 
         if what == "collective":
             return read_names(",".join(value), COLLECTIVES, what) if value else tuple(COLLECTIVES)

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-from commlib.counts import counted
-from commlib.debug import Finding, explained, findings_lines
-from commlib.debug.format import members_text, ranks_text, seconds_text, waited_in
+from commlib.counts import counted, ranks_text
+from commlib.debug.findings import Finding, explained, findings_lines
+from commlib.debug.format import members_text, seconds_text, waited_in
 from commlib.debug.jobs import Job, Rank, job_of
 from commlib.debug.record import Slot
 from commlib.tools.debug.host import jobs_here, starting_here

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from commlib.counts import counted
-from commlib.debug.format import doing_text, ranks_text
+from commlib.counts import counted, ranks_text
+from commlib.debug.format import doing_text
 from commlib.debug.jobs import Job, job_of, process, state_of
 from commlib.debug.record import OPEN, Gpu, Record, fields_of, is_wait
 from commlib.tools.debug.page import clipped, table

@@ -85,7 +85,7 @@ def _cases(
             continue
         root = count % comm.size if collective.rooted else 0
         call = Call(comm.rank, comm.size, count, dtype, redop, root)
-        if count > BLOCK_COUNT and collective.total_count(call) > count:
+        if count > BLOCK_COUNT and collective.num_bytes(call) > count * dtype.itemsize:
             call = replace(call, count=count // comm.size | 1)  # a count here is of the whole tensor
         call = replace(call, count=collective.whole(call.count))
         if collective.out_of_place:

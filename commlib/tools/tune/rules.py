@@ -15,7 +15,9 @@ import torch
 
 from commlib.collectives.reference import reducible
 from commlib.collectives.spec import MAX_SMS
-from commlib.plan import HEAD, Plan, Point, Range, Rule
+from commlib.plan import Plan
+from commlib.plan.plan import HEAD
+from commlib.plan.rules import Point, Range, Rule
 from commlib.redops import DTYPES, REDOPS
 from commlib.tools.tune.case import PLAIN, SCHEMA, VERSION, Case, Option, Samples
 from commlib.tools.tune.choose import BySize, Choice, Settings, choose, gain, ranges

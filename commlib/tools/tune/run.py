@@ -18,7 +18,9 @@ from commlib import env
 from commlib.collectives import Call
 from commlib.collectives.reference import ordered
 from commlib.counts import counted
-from commlib.plan import HEAD, Plan, user_path
+from commlib.plan import Plan
+from commlib.plan.plan import HEAD
+from commlib.plan.search import user_path
 from commlib.tools.report.figures import about, percent_text, size_text
 from commlib.tools.report.files import write
 from commlib.tools.report.formats import json_text

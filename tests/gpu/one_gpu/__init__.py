@@ -38,7 +38,7 @@ class OneGpu:
     """In the place of Control: a communicator whose ranks share a GPU."""
 
     def __init__(self, world: World, timeout_s: float) -> None:
-        name = world.broadcast(secrets.token_hex(8).encode(), 0, timeout_s).decode()
+        name = world.exchange(secrets.token_hex(8), timeout_s)[0]
         self.rank, self.size, self.library = world.rank, world.size, str(built())
         self._exports = ctypes.CDLL(self.library, use_errno=True)
         self._exports.one_gpu_open.restype = ctypes.c_void_p
