@@ -226,7 +226,7 @@ MEASURING = {
     "bench index --dim 96 --device cpu --rows 2,3 -o found.json": kernels.KIND,
     "bench attention --dim 32 --device cpu --batch 1,2 --length 20 -o found.json": kernels.KIND,
     "bench barrier --phases --backend shm -o found.json": phases_report.KIND,
-    "bench radix --leaves 200 --json": kernels.KIND,
+    "bench metadata --rows 2,3 --device cpu --json": kernels.KIND,
 }
 
 
@@ -270,6 +270,7 @@ REFUSED = {
         ("-o max", "-o is the file to write here; the reduction is --redop max"),
         ("--symmetric", "--symmetric is of --phases"),
         ("--nobody", "no option --nobody; see"),
+        ("all_reduce --nsys", "no option --nsys; start it: nsys profile commlib bench"),
         ("--formt json", "no option --formt; did you mean --format? see"),
         ("allreduce", "; did you mean all_reduce?"),
         ("--time 5x", "'5x' is no finite time above 0: write 5, 5s, 2m or 1h"),
@@ -296,7 +297,7 @@ REFUSED = {
         ("-o nowhere/report.json", "no folder nowhere"),
     ],
     "bench attention --device cpu": [
-        ("--phase prefill --fp8", "--fp8 and --ragged are of decoding"),
+        ("--phase prefill", "no option --phase; decoding is measured"),
         ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
         ("--dtype int32", "attention is measured for bfloat16, float16, float32, not int32"),
         ("--length 1G", "above 16777216"),
@@ -312,7 +313,8 @@ REFUSED = {
         ("--trace trace.json", "no option --trace; --phases has a table"),
         ("--plot x.png", "--phases draws nothing"),
     ],
-    "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention|radix` measures")],
+    "bench radix": [("--leaves 200", "`commlib bench radix` was removed; run benchmarks/radix_trees.py")],
+    "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention` measures")],
     "radix": [("simulate t", "was removed; run make_traces.py and simulate.py in benchmarks/radix")],
     "tune -n 2": [
         ("--penalty 0.1", "no option --penalty; it is --margin now"),

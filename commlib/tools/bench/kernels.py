@@ -37,7 +37,7 @@ class KernelRow:
     """One candidate of one case."""
 
     kernel: str
-    variant: str  # masked; fp8; decode or prefill; the operation of radix
+    variant: str  # masked; fp8; decode
     n: Count  # ids, tokens or requests
     dim: int  # elements of a row, features of a head, new tokens of a request
     type: str
@@ -67,7 +67,6 @@ class KernelRow:
     page_size: int | None = None
     cache: str | None = None  # type of the cache
     ragged: bool | None = None  # lengths from 1 to twice `length`
-    detail: str | None = None  # what else counts for an operation of radix
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class KernelReport(Report):
         super().__init__(KIND, command, "" if settings.on_gpu else "cpu")
         self.config = KernelConfig(
             kernel=cases[0].kernel,
-            variant=cases[0].variant if cases[0].kernel != "radix" else "",
+            variant=cases[0].variant,
             device=settings.device.type,  # type: ignore[arg-type]
             threads=torch.get_num_threads() if settings.on_gpu else 1,
             cases=len(cases),
@@ -173,11 +172,9 @@ def _versus(above: Candidate | None, ours: Candidate | None) -> Row | None:
 def title(row: Row) -> str:
     """Name the series of a row, such as: store fp8, dim 128, bfloat16, random, cold, CUDA graph."""
     kernel, graph = f"{row['kernel']} {row['variant']}".strip(), "CUDA graph" * (row["mode"] == "graph")
-    if row["kernel"] == "radix":
-        return "radix"
     if row["kernel"] == "attention":
         parts = ["ragged" * row["ragged"], f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
-        parts += [f"pages of {row['page_size']}" * (row["variant"] != "prefill")]
+        parts.append(f"pages of {row['page_size']}")
     else:
         parts = [f"dim {row['dim']}", row["type"], row["pattern"], row["heat"]]
     return ", ".join(filter(None, [kernel, *parts, graph]))
@@ -193,23 +190,10 @@ def _figure(name: str, key: str, unit: str = "(us)", width: int = 7, spare: int 
     return Column(name, read, width, unit, spare=spare)
 
 
-def _fact(name: str, key: str, width: int, left: bool = False, spare: int = 0) -> Column:
-    return Column(name, lambda row: f"{' ' * name.startswith(' ')}{row[key]}", width, left=left, spare=spare)
-
-
-PLACES = {  # what names a case; of the other kernels n
-    "radix": (
-        _fact(" operation", "variant", 14, left=True),
-        _fact("tokens", "n", 6),
-        _fact("detail", "detail", 16, left=True, spare=1),
-    ),
-    "attention": (_fact("batch", "n", 6), _fact("tokens", "length", 6)),
-}
 BOUNDS: Mapping[str, Sequence[str]] = {
     "rows": ["rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"],
-    "radix": [],
     "attention": [
-        "bound: 100 is a read of K and V, or a matrix product of as many operations, measured in the same case",
+        "bound: 100 is a read of K and V, measured in the same case",
         "error: largest, as a share of the largest value in float32; who reads no pages has a dense copy, not timed",
     ],
 }
@@ -220,15 +204,15 @@ class KernelView(View):
 
     def columns(self) -> Sequence[Column]:
         config = self.document["config"]
-        kernel, on_gpu, prefill = config["kernel"], config["device"] == "cuda", config["variant"] == "prefill"
-        rate = _figure("rate", "tflops", "TFLOP/s") if prefill else _figure("rate", "gbps", "GB/s", spare=5)
+        attention, on_gpu = config["kernel"] == "attention", config["device"] == "cuda"
         return [
-            *PLACES.get(kernel, (_fact("n", "n", 6),)),
-            Column("candidate", _label, 14 if kernel == "radix" else 18, left=True),
+            Column("batch" if attention else "n", lambda row: str(row["n"]), 6),
+            *([Column("tokens", lambda row: str(row["length"]), 6)] * attention),
+            Column("candidate", _label, 18, left=True),
             _figure("time", "time_us"),
-            rate,
-            *([Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)")] * (kernel != "radix")),
-            *([Column("error", _error, 7)] * (kernel == "attention")),
+            _figure("rate", "gbps", "GB/s", spare=5),
+            Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)"),
+            *([Column("error", _error, 7)] * attention),
             *([_figure("host", "host_us", width=6, spare=6), _figure("wall", "wall_us", width=6, spare=7)] * on_gpu),
             Column("ratio", _ratio, 17, "to ours"),
         ]

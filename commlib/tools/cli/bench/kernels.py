@@ -1,4 +1,4 @@
-"""`commlib bench index`, `store`, `metadata`, `attention` and `radix`: a kernel next to other libraries."""
+"""`commlib bench index`, `store`, `metadata` and `attention`: a kernel next to other libraries."""
 
 from __future__ import annotations
 
@@ -56,14 +56,9 @@ def _rows(name: str) -> list[click.Parameter]:
         click.Option(["--hot/--cold"], default=None, help="One set of tensors, or sets that exceed the cache."),
         *([click.Option([f"--{variant}", "variant"], flag_value=variant, help=text)] * bool(variant)),
         *MEASURED,
-        *WRITTEN,
     ]
 
 
-WRITTEN: list[click.Parameter] = [
-    click.Option(["-o", "--output"], type=FILE, help="Also write to FILE: JSON, or .csv, .md by its suffix."),
-    click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of the table."),
-]
 MEASURED: list[click.Parameter] = [
     click.Option(["-d", "--dtype"], help="Element types a,b (bf16, half … too)."),
     click.Option(["--sweep"], is_flag=True, help="Measure many sizes."),
@@ -71,9 +66,10 @@ MEASURED: list[click.Parameter] = [
     click.Option(["--peer"], type=EXISTING, multiple=True, help="File with candidates(kernel, case, inputs)."),
     click.Option(["--time", "seconds"], type=Seconds(), help=TIME),
     click.Option(["--device"], default="auto", show_default=True, help="cpu, cuda, cuda:1 …"),
+    click.Option(["-o", "--output"], type=FILE, help="Also write to FILE: JSON, or .csv, .md by its suffix."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of the table."),
 ]
 ATTENTION: list[click.Parameter] = [
-    click.Option(["--phase"], type=click.Choice(["decode", "prefill"]), default="decode", show_default=True),
     click.Option(["--batch"], type=Numbers(TOKENS), help="Number of requests."),
     click.Option(["--length"], type=Numbers(TOKENS), help="Tokens of each request."),
     click.Option(["--heads"], type=HEADS, help="Heads of queries.  [default: 64; on a CPU 8]"),
@@ -84,12 +80,6 @@ ATTENTION: list[click.Parameter] = [
     click.Option(["--ragged"], is_flag=True, help="Lengths from 1 to twice --length."),
     click.Option(["--compare"], is_flag=True, help="Measure torch, flash-attn and FlashInfer, too."),
     *MEASURED,
-    *WRITTEN,
-]
-RADIX: list[click.Parameter] = [
-    click.Option(["--leaves"], default=100_000, type=click.IntRange(200), help="Leaves of the evicting tree."),
-    click.Option(["--time", "seconds"], type=Seconds(), default=SECONDS, help="How long to measure."),
-    *WRITTEN,
 ]
 
 
@@ -107,4 +97,4 @@ def _command(name: str, params: Sequence[click.Parameter]) -> click.Command:
 
 
 index, metadata, store = (_command(name, _rows(name)) for name in ("index", "metadata", "store"))
-attention, radix = _command("attention", ATTENTION), _command("radix", RADIX)
+attention = _command("attention", ATTENTION)

@@ -48,9 +48,9 @@ def load(place: str) -> Any:
     return getattr(import_module(f"commlib.tools.{module}"), name)
 
 
-def _kernel(title: str, arguments: str, quick: str = "", rest: str = "--sweep") -> Step:
+def _kernel(title: str, arguments: str, quick: str) -> Step:
     view = "bench.kernels:KernelView"
-    return Step(title, f"bench {arguments}", "bench.kernels:KIND", view, options=(f"{quick} --time 3", "", rest))
+    return Step(title, f"bench {arguments}", "bench.kernels:KIND", view, options=(f"{quick} --time 3", "", "--sweep"))
 
 
 PLAN = ("op", "dtype", "redop", "placement", "mode", "up_to", "choice", "gain", "runner_up")
@@ -61,9 +61,7 @@ STEPS = {  # in the order of the page
     "index": _kernel("Kernel: index", "index", f"{BARE} --dim 4096 --rows 1,64,1024,16384"),
     "store": _kernel("Kernel: store", "store", f"{BARE} --dim 1024 --rows 1,64,512,4096"),
     "metadata": _kernel("Kernel: metadata", "metadata", BARE),
-    "attention": _kernel("Attention: decoding", "attention --phase=decode --compare", BARE),
-    "prefill": _kernel("Attention: prompts", "attention --phase=prefill --compare", BARE),
-    "radix": _kernel("Radix cache", "radix", "--leaves 10000", "--time 30"),
+    "attention": _kernel("Attention", "attention --compare", BARE),
     "plan": Step("Plan", "plan show -n {ranks}", "cli.plan:KIND", columns=PLAN),
     "correctness": Step(
         "Correctness",
