@@ -17,6 +17,7 @@ from commlib.tools.report.table import Column, fold
 from commlib.tools.report.table import Table as Terminal
 
 Item = TypeVar("Item")
+UNBOUND = (240, 24)  # of a pipe or a file: every column fits
 
 
 class View(ABC):
@@ -26,7 +27,7 @@ class View(ABC):
 
     def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
         self.document = document
-        self.width = shutil.get_terminal_size().columns if width is None else width
+        self.width = shutil.get_terminal_size(UNBOUND).columns if width is None else width
         self.layout = Terminal(self.columns(), self.width)
 
     @abstractmethod
