@@ -19,7 +19,7 @@ from commlib.tools.cli.options import Result, result_options
 from commlib.tools.report.document import Kind
 from commlib.version import __version__
 
-COLOURS = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "red"}
+COLOURS = {"ok": "green", "warning": "yellow", "broken": "red"}
 JOBS = {"nccl": "ranks on GPUs", "shm": "ranks on CPUs over shared memory", "torch": "ranks over torch.distributed"}
 # A first import of torch from a cold disk, or eight ranks on GPUs, take many seconds; a longer probe hangs.
 PROBE_TIMEOUT_S = 120.0
@@ -45,10 +45,9 @@ KIND = Kind("commlib.doctor", 1, "commlib doctor --json", of=DoctorDocument)
 def doctor(ctx: click.Context, /, **where: Any) -> None:
     """Check what works on this machine, and how to mend the rest.
 
-    ok: it works. warning: it works, but read on. missing: it is not here. broken: it is here, and does not work. The
-    text after an arrow is the remedy.
+    ok: it works. warning: it works, but read on. broken: it does not work. The text after an arrow is the remedy.
 
-    The exit code is 0 if commlib will run here, and 1 if something that it needs is missing or broken. What it needs
+    The exit code is 0 if commlib will run here, and 1 if something that it needs is broken. What it needs
     depends on the ranks that commlib.init() starts: on GPUs if there are any, else on CPUs, unless COMMLIB_BACKEND
     selects another backend.
     """
@@ -57,7 +56,7 @@ def doctor(ctx: click.Context, /, **where: Any) -> None:
         findings.append(finding)
         text = "\n".join(finding.lines(columns))
         result.say(text.replace(finding.state, click.style(finding.state, fg=COLOURS[finding.state]), 1))
-    bad = [finding.topic for finding in findings if finding.needed and finding.state in ("missing", "broken")]
+    bad = [finding.topic for finding in findings if finding.needed and finding.state == "broken"]
     rows = [asdict(finding) for finding in findings]
     head = {"schema": KIND.name, "version": KIND.version, "commlib": __version__, "job": job, "runs": not bad}
     end = f"cannot run commlib before this is mended: {', '.join(bad)}" if bad else "can run commlib"

@@ -122,4 +122,4 @@ def _cell(name: str, value: Any) -> str:
 def _class(cells: Mapping[str, str], column: Column) -> str:
     if cells.get("wrong", "-") != "-":
         return BAD
-    return {"broken": BAD, "missing": WARN, "warning": WARN}.get(cells.get("state", ""), "")
+    return {"broken": BAD, "warning": WARN}.get(cells.get("state", ""), "")
