@@ -82,7 +82,7 @@ def test_show_prints_what_the_run_printed_in_every_form_and_of_a_newer_commlib(t
     for form in BenchView.forms:
         result = CliRunner().invoke(show, [str(path), "--format", form], env={"COLUMNS": "80"})
         assert (result.exit_code, result.stdout_bytes.decode()) == (0, render(document(), form, 80) + "\n")
-    for name, form in (("x.html", "html"), ("x.csv", "csv")):
+    for name, form in (("x.md", "md"), ("x.csv", "csv")):
         assert CliRunner().invoke(show, [str(path), "-o", str(tmp_path / name)]).output == ""
         assert (tmp_path / name).read_bytes().decode() == render(document(), form, 80) + "\n"
     assert KIND.read(saved(tmp_path, render(document(), "json", 80), "again.json")) == document()
@@ -261,28 +261,18 @@ def cells(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 def test_the_fastest_is_who_is_apart_from_the_other_by_enough() -> None:
     for mpich, fastest, ratio in [
         (2.0, which.OURS, "2.00"),
-        (0.5, "mpich", "0.50 mpich"),
-        (1.02, which.LEVEL, "1.02 ="),
+        (0.5, "mpich", "0.50"),
+        (1.02, which.LEVEL, "1.02"),
         # 5 % and more apart, but the blocks of the two overlap.
-        ({**times(1.1), "p10": 1.02}, which.UNCLEAR, "1.10 ?"),
+        ({**times(1.1), "p10": 1.02}, which.UNCLEAR, "1.10"),
         # Apart though its blocks do not agree with each other.
         ({**times(9.0), "p90": 20.0}, which.OURS, "~9.00"),
     ]:
         found = made(8, 64, mpich=mpich)
         assert cells(found) == [("8", fastest, ratio), ("64", fastest, ratio)]
-        (table,) = which.sections(found)[0].tables
-        assert [[column.read(line) for column in table.columns[1:]] for line in table.items] == [[ratio, ratio]]
     found = made(8, mpich=0.5)
     for row in measured(found["rows"]):
         row["wrong"] = 7 if row["algorithm"] == "mpich" else 0
     assert cells(found) == [("8", which.OURS, "50.0")], "wrong values win nothing"
     found["rows"] = [row for row in found["rows"] if row["ours"]]
     assert cells(found) == [("8", which.ONLY_OURS, "-")]
-
-
-def test_the_page_has_the_plan_the_command_and_what_was_not_measured_or_wrong() -> None:
-    evil = "<script>alert(1)</script>"
-    text = which.page(made(8, notes=[f"skipped: peer {evil}"], out_of_bounds={"count": 7, "okay": False}))
-    assert evil not in text and "&lt;script&gt;alert(1)" in text
-    for part in ("0123456789ab", "commlib bench all_reduce", "7 wrong elements", 'id="figures"'):
-        assert part in text

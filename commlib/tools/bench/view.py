@@ -24,7 +24,7 @@ CSV = {place: place for of_name in COLUMNS for place in of_name}
 class BenchView(View):
     """nccl-tests' table, one line per algorithm and form."""
 
-    forms: ClassVar = ("table", "page", "md", "csv", "json", "html")
+    forms: ClassVar = ("table", "page", "md", "csv", "json")
 
     def columns(self) -> list[Column]:
         return list(table.columns(self.document["config"]))
@@ -55,9 +55,6 @@ class BenchView(View):
 
     def where(self, path: Path | None, picture: Path | None) -> list[str]:
         return which.where(path, picture, self.width)
-
-    def html(self) -> str:
-        return which.page(self.document)
 
     def panels(self) -> list[list[Panel]]:
         return which.panels(self.document)

@@ -96,7 +96,7 @@ PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=
 @first("--graph", is_flag=True, help="Replays of CUDA graphs, not eager calls.")
 @first("--phases", is_flag=True, help="Where the time of one call goes, on each rank.")
 @first("--time", "seconds", metavar="TIME", type=Seconds(), default="1m", help="To measure for: 5, 5s, 2m.")
-@first("-o", "--output", metavar="FILE", type=FILE, help="Also write .json, .csv, .md or .html.")
+@first("-o", "--output", metavar="FILE", type=FILE, help="Also write .json, .csv or .md.")
 @first("--plot", metavar="FILE", type=FILE, help="Also draw the curves: .png or .svg.")
 @first("--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show every option.")
 @what("-r", "--root", metavar="R", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
@@ -158,9 +158,8 @@ def show(
     views = [BenchView(run) for run in only(runs if part is None else [runs[part - 1]], ops)]
     suffix = output.suffix[1:] if output else ""
     form = form or (suffix if suffix in BenchView.forms else "table")
-    drawn = "--plot" if picture else "--format html" if form == "html" else ""
-    if drawn and len(views) > 1:
-        raise click.UsageError(f"{drawn} draws one run, and {file} has {len(views)}; name it with --part")
+    if picture and len(views) > 1:
+        raise click.UsageError(f"--plot draws one run, and {file} has {len(views)}; name it with --part")
     text = "\n\n".join(view.render(form) for view in views)
     if output is None:
         click.echo(text)
