@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import commlib
 from commlib.errors import BuildFailed, CommTimeout
-from commlib.tools.bench import kernels, phases_report, result
+from commlib.tools.bench import kernels, result
 from commlib.tools.cli import COMMANDS, main
 from commlib.tools.cli.options import Seconds
 from commlib.tools.report.run import Output
@@ -225,7 +225,6 @@ MEASURING = {
     "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --format table -o found.json": result.KIND,
     "bench index --dim 96 --device cpu --rows 2,3 -o found.json": kernels.KIND,
     "bench attention --dim 32 --device cpu --batch 1,2 --length 20 -o found.json": kernels.KIND,
-    "bench barrier --phases --backend shm -o found.json": phases_report.KIND,
     "bench metadata --rows 2,3 --device cpu --json": kernels.KIND,
 }
 
@@ -306,7 +305,7 @@ REFUSED = {
         ("--algorithms shm_none", "no algorithm 'shm_none'; did you mean "),
         ("all_reduce barrier", "--phases looks at one call, and OP names 2"),
         ("-b 8 -e 64K", "--phases looks at one call, and --sizes names "),
-        ("--format page", "--phases has no page; there are table, md, csv, json"),
+        ("--format md", "--phases prints a table, or --json; -o FILE writes"),
         ("--graph", "--graph needs GPUs"),
         ("barrier --in-place in", "barrier has no in-place form"),
         ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),

@@ -16,7 +16,6 @@ from commlib.tools.report.table import Column, fold
 from commlib.tools.report.table import Table as Terminal
 
 Item = TypeVar("Item")
-UNBOUND = (160, 24)  # of a pipe or a file: every column fits
 
 
 class View(ABC):
@@ -26,7 +25,7 @@ class View(ABC):
 
     def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
         self.document = document
-        self.width = shutil.get_terminal_size(UNBOUND).columns if width is None else width
+        self.width = terminal_columns() if width is None else width
         self.layout = Terminal(self.columns(), self.width)
 
     @abstractmethod
@@ -110,6 +109,11 @@ class View(ABC):
 
     def plot(self, path: Path) -> None:
         draw(path, self.chart_title(), self.panels())
+
+
+def terminal_columns() -> int:
+    """Return the width of the terminal; of a pipe or a file one into which every column fits."""
+    return shutil.get_terminal_size((160, 24)).columns
 
 
 def device(document: Mapping[str, Any]) -> str:

@@ -130,13 +130,14 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     code = started(ctx, ranks, bind, job.buffer_bytes)
     if code is not None:
         ctx.exit(code)
+    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
+    if options["phases"]:
+        ctx.exit(phases.main(job, options, command))
     from commlib.tools.bench.measure import main
     from commlib.tools.report.run import Output
 
     form = options["form"] or ("table" if ops else "page")
-    output = Output(BenchView, form, options["output"], options["plot"])
-    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
-    ctx.exit(phases.main(job, output, options, command) if options["phases"] else main(job, output, command))
+    ctx.exit(main(job, Output(BenchView, form, options["output"], options["plot"]), command))
 
 
 @click.command()
