@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,72 +20,9 @@ from commlib.tools.cli.options import (
     result_options,
 )
 from commlib.tools.cli.removed import Group
-from commlib.tools.report.document import Kind
-from commlib.tools.report.schema import Count
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
-
-
-@dataclass(frozen=True)
-class PlanFit:
-    """The machine that the plan was measured on, next to this one; a total of 0: the plan names none."""
-
-    score: Count
-    total: Count
-    differences: list[str]
-    description: str
-
-
-@dataclass(frozen=True)
-class PlanRange:
-    """A range of sizes of a rule; a * stands for all."""
-
-    op: str
-    dtype: str
-    redop: str
-    placement: str
-    mode: str
-    above: int | None  # bytes; null: from the smallest
-    up_to: int | None  # bytes, including; null: without end
-    choice: str  # the algorithm and its parameters
-    gain: float | None  # how much faster than the runner-up, as measured
-    runner_up: str | None
-    confidence: float | None
-    rule: str
-
-
-@dataclass(frozen=True)
-class PlanDocument:
-    """The ranges of a plan for one number of ranks, in the order in which rules decide."""
-
-    schema: str
-    version: int
-    source: str
-    digest: str
-    ranks: int
-    fit: PlanFit
-    pinned: dict[str, str]  # collective: the algorithm that the environment pins it to
-    rows: list[PlanRange]
-
-
-@dataclass(frozen=True)
-class Explained:
-    """The calls of `commlib plan explain`, by one plan."""
-
-    schema: str
-    version: int
-    op: str
-    type: str
-    ranks: int
-    mode: Literal["eager", "graph"]
-    digest: str
-    source: str
-    rows: list[dict[str, Any]]  # of each call: size, placement, algorithm, params and why
-
-
-EXPLAINED = Kind("commlib.plan.explained", 2, "commlib plan explain --json", of=Explained)
-KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", of=PlanDocument)
 
 
 @click.group(cls=Group)
@@ -174,7 +111,7 @@ def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str,
             named = ", ".join(f"{name} {value}" for name, value in params.items())
             for line in [*str(why).splitlines(), *([f"  parameters: {named}"] if params else [])]:
                 result.say(fold.fill(line))
-    head = {"schema": EXPLAINED.name, "version": EXPLAINED.version, "op": op, "type": element, "ranks": call["ranks"]}
+    head = {"schema": "commlib.plan.explained", "version": 2, "op": op, "type": element, "ranks": call["ranks"]}
     facts = {"mode": call["mode"], "digest": chosen.digest, "source": Path(chosen.source).name}
     result.finish({**head, **facts, "rows": rows}, rows)
 
@@ -206,11 +143,12 @@ def validate(ctx: click.Context, /, files: tuple[str, ...], **where: Any) -> Non
 
 
 def _document(plan: Plan, world: int) -> dict[str, Any]:
+    """Return the ranges for so many ranks, in the order in which rules decide, and how well the plan fits."""
     rows = [
         {
             **{key: getattr(rule, key) for key in ("op", "dtype", "redop", "placement", "mode")},
-            "above": above,
-            "up_to": entry.max_bytes,
+            "above": above,  # bytes; null: from the smallest
+            "up_to": entry.max_bytes,  # including; null: without end
             "choice": entry.choice,
             **{key: getattr(entry, key) for key in ("gain", "runner_up", "confidence")},
             "rule": f"rules[{rule.number}]",
@@ -219,11 +157,13 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
         for above, entry in rule.spans()
     ]
     return {
-        "schema": KIND.name,
-        "version": KIND.version,
-        **{"source": plan.source, "digest": plan.digest, "ranks": world},
+        "schema": "commlib.plan.shown",
+        "version": 2,
+        "source": plan.source,
+        "digest": plan.digest,
+        "ranks": world,
         "fit": {**asdict(plan.fit), "description": plan.fit.description},
-        "pinned": dict(plan.pinned),
+        "pinned": dict(plan.pinned),  # collective: the algorithm that the environment pins it to
         "rows": rows,
     }
 

@@ -7,16 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from shutil import get_terminal_size
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from commlib.tools.cli.doctor.checks import GROUPS, Check, Finding, broken, main_job
 from commlib.tools.cli.options import Result, result_options
-from commlib.tools.report.document import Kind
 from commlib.version import __version__
 
 COLOURS = {"ok": "green", "warning": "yellow", "broken": "red"}
@@ -24,19 +23,6 @@ JOBS = {"nccl": "ranks on GPUs", "shm": "ranks on CPUs over shared memory", "tor
 # A first import of torch from a cold disk, or eight ranks on GPUs, take many seconds; a longer probe hangs.
 PROBE_TIMEOUT_S = 120.0
 PROBE = "from commlib.tools.cli.doctor import command; command.print_group({!r}, {!r})"
-
-
-@dataclass(frozen=True)
-class DoctorDocument:
-    schema: str
-    version: int
-    commlib: str
-    job: Literal["nccl", "shm", "torch"]  # the backend that commlib.init() takes here
-    runs: bool  # whether commlib can run here; the exit code is 0 then, else 1
-    findings: list[Finding]
-
-
-KIND = Kind("commlib.doctor", 1, "commlib doctor --json", of=DoctorDocument)
 
 
 @click.command()
@@ -58,7 +44,7 @@ def doctor(ctx: click.Context, /, **where: Any) -> None:
         result.say(text.replace(finding.state, click.style(finding.state, fg=COLOURS[finding.state]), 1))
     bad = [finding.topic for finding in findings if finding.needed and finding.state == "broken"]
     rows = [asdict(finding) for finding in findings]
-    head = {"schema": KIND.name, "version": KIND.version, "commlib": __version__, "job": job, "runs": not bad}
+    head = {"schema": "commlib.doctor", "version": 1, "commlib": __version__, "job": job, "runs": not bad}
     end = f"cannot run commlib before this is mended: {', '.join(bad)}" if bad else "can run commlib"
     result.say(f"\nThis machine {click.style(end, fg='red' if bad else 'green')} ({JOBS[job]}).")
     result.finish({**head, "findings": rows}, rows)
