@@ -1,4 +1,4 @@
-"""Who is called how often without ranks, and what is made of measured times: intervals, limits, settings."""
+"""Who is called how often without ranks, and what is made of measured times: intervals, settings."""
 
 import random
 from collections.abc import Sequence
@@ -8,12 +8,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from commlib.communicator import Communicator
 from commlib.errors import CommError
-from commlib.tools.bench.limit import measure_limit
-from commlib.tools.bench.result import Limit
 from commlib.tools.report.document import environment
-from commlib.tools.testing import Ranks
 from commlib.tools.timing import (
     Protocol,
     Run,
@@ -22,7 +18,6 @@ from commlib.tools.timing import (
     measure_on_one_device,
     ratio_of_medians,
 )
-from tests.on_ranks import on_ranks
 
 
 def noisy(median: float, count: int, seed: int) -> list[float]:
@@ -55,29 +50,6 @@ def test_what_disturbs_both_blocks_of_a_turn_does_not_widen_the_interval() -> No
     assert together.high - together.low < 1e-9
     apart = ratio_of_medians([3.0 * d for d in drift], [2.0 * d for d in drift[:19]])
     assert apart.high - apart.low > 0.1
-
-
-@on_ranks(2)
-def test_the_limit_of_memory_is_the_same_on_all_ranks_and_says_what_was_measured(comm: Communicator) -> None:
-    limit = measure_limit(comm, 0.01)
-    assert comm.all_gather_object(limit) == [limit] * 2
-    assert limit.busbw is not None
-    assert limit.busbw > 0
-    assert limit.what.startswith("memory: copies of 64 MiB by 2 ranks at once")
-
-
-def test_the_limit_of_a_size_is_what_copies_of_about_that_size_reach() -> None:
-    limit = Limit(1.0, "memory", [(1 << 16, 20.0), (1 << 20, 30.0), (1 << 24, 2.0), (1 << 26, 1.0)])
-    sizes = (8, 1 << 16, 1 << 20, (1 << 24) - 1, 1 << 24, 1 << 30)
-    assert [limit.at(size) for size in sizes] == [30.0, 30.0, 30.0, 30.0, 2.0, 1.0]
-    assert Limit(None, "none").at(8) is None
-
-
-def test_where_nothing_limits_the_reason_is_said(shm_ranks: Ranks, torch_ranks: Ranks) -> None:
-    for ranks, world, word in ((shm_ranks, 1, "one rank"), (torch_ranks, 2, "not measured")):
-        limit = ranks.run(measure_limit, 0.01, world=world)[0]
-        assert limit.busbw is None
-        assert word in limit.what
 
 
 def test_of_the_environment_only_what_changes_a_figure_is_kept() -> None:

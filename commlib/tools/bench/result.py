@@ -78,7 +78,6 @@ class Measured(Row):
     blocks: Count
     algbw: Number  # GB/s: size / time
     busbw: Number  # GB/s: algbw times the bus factor
-    of_limit: Number | None  # busbw as a share of the limit's
     wrong: Count | None  # elements; null: not compared
     host_us: Number | None = None  # on GPUs: until the host has made an eager call
 
@@ -113,20 +112,6 @@ class PlanInForce:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """The largest possible bus bandwidth."""
-
-    busbw: Number | None  # GB/s
-    what: str  # was measured
-    by_size: Sequence[tuple[Number, Number]] = ()  # bytes, and the GB/s of calls of so many or more
-
-    def at(self, num_bytes: int) -> float | None:
-        """Return the ceiling of calls of a size: the best of copies of about that size, or larger ones."""
-        about = max((size for size, _ in self.by_size if size <= num_bytes), default=0)
-        return max((rate for size, rate in self.by_size if size >= about), default=self.busbw)
-
-
-@dataclass(frozen=True)
 class Bounds:
     """Wrong elements of all rows."""
 
@@ -140,7 +125,6 @@ class Result(Document):
 
     config: Config
     plan: PlanInForce
-    limit: Limit
     rows: Sequence[Skipped | Measured]
     notes: Sequence[str]
     out_of_bounds: Bounds

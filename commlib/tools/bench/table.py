@@ -23,7 +23,7 @@ from commlib.tools.bench.result import (
     type_text,
 )
 from commlib.tools.report.document import Row
-from commlib.tools.report.figures import fitted, interval_text, percent_text, size_text, whole_text
+from commlib.tools.report.figures import fitted, interval_text, size_text, whole_text
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import grouped, unfinished
 
@@ -32,8 +32,8 @@ SOFTWARE = {"driver": "driver", "nccl": "NCCL", "cuda": "CUDA", "torch": "torch"
 
 
 def opening(document: Mapping[str, Any]) -> list[str]:
-    """Return the lines above the table; the document may have no rows yet, and before the start no limit and peers."""
-    config, plan, machine, limit = document["config"], document["plan"], document["fingerprint"], document["limit"]
+    """Return the lines above the table; the document may have no rows yet, and before the start no peers."""
+    config, plan, machine = document["config"], document["plan"], document["fingerprint"]
     bound = "each on a core of its own" if config["cores_per_rank"] == 1 else "not bound to cores"
     few = "; -n N starts more" if config["ranks"] == 1 else f", {bound}"
     gpus = [f"{machine.get('gpus') or 1} x {machine['gpu']}"] if machine.get("gpu") else []
@@ -50,17 +50,10 @@ def opening(document: Mapping[str, Any]) -> list[str]:
         f"time: median of {low} to {high} interleaved blocks of {block}{graph}, slowest rank, per call",
         f"plan {plan['digest']} from {plan['source']}, {_origin(plan, config['ranks'])}; * marks its choice",
     ]
-    if limit["what"]:  # the ranks have started
-        rate = f"{limit['busbw']:.2f} GB/s, " if limit["busbw"] else ""
-        sizes = ", ".join(f"{size_text(size)} {speed:.3g}" for size, speed in limit.get("by_size") or ())
-        of_size = (
-            f" (by size: {sizes}); %lim is busbw's share of that of its size" if sizes else "; %lim is busbw's share"
-        )
-        lines.append(f"limit: {rate}{limit['what']}{of_size if rate else ''}")
-        if config["baseline"]:
-            what = f"speed-up: the time of {config['baseline']} over this time, and of the middle four fifths of blocks"
-            lines.append(f"{what}; none where blocks differ by more than {AGREE:.0%} (~)")
-        lines += document["notes"]
+    lines += document["notes"]
+    if config["baseline"]:
+        what = f"speed-up: the time of {config['baseline']} over this time, and of the middle four fifths of blocks"
+        lines.append(f"{what}; none where blocks differ by more than {AGREE:.0%} (~)")
     return [f"# {line}" for line in lines]
 
 
@@ -89,7 +82,6 @@ def columns(config: Mapping[str, Any]) -> Iterator[Column]:
     yield Column("time", lambda row: fitted(median_us(row), 6), 6, "(us)")
     yield Column("algbw", lambda row: fitted(row["algbw"], 5), 5, "GB/s", spare=8)
     yield Column("busbw", lambda row: fitted(row["busbw"], 5), 5, "GB/s", spare=1)
-    yield Column("%lim", lambda row: percent_text(row["of_limit"]), 4, spare=5)
     yield Column("#wrong", lambda row: _wrong_text(row["wrong"]), 6, spare=3)
     if config["backend"] == "nccl" and config["mode"] != "graph":  # what a call takes the host, if that is not all
         yield Column("host", lambda row: fitted(row.get("host_us"), 5), 5, "(us)", spare=6)

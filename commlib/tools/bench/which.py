@@ -143,11 +143,10 @@ def panels(document: Mapping[str, Any]) -> list[list[Panel]]:
     libraries, ours = dict.fromkeys(map(library, rivals(timed))), dict.fromkeys(map(itemgetter("algorithm"), timed))
     looks = {name: look(at) for at, name in enumerate(ours, len(libraries) + 1)}
     looks |= {name: look(at, linestyle="--") for at, name in enumerate(libraries, 1)}
-    limit = document["limit"]["busbw"]
-    return [_pair(of, looks, limit) for of in grouped(timed, series_of) if of[-1]["size"]]
+    return [_pair(of, looks) for of in grouped(timed, series_of) if of[-1]["size"]]
 
 
-def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float | None) -> list[Panel]:
+def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
     """Compare the plan's choice with each library; where there is none, with each algorithm on plain tensors."""
     others, name = rivals(rows), library
     if not others:
@@ -163,8 +162,7 @@ def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float 
         return [latency, Panel("commlib next to the best other library", "times as fast", ratio, bottom=0, level=1)]
     rate = rows[-1]["busbw"] * median_us(rows[-1]) / rows[-1]["size"]  # times size / time: bus bandwidth
     busbw = [Line(of.label, {size: rate * size / us for size, us in of.points.items()}, of.style) for of in drawn]
-    above = f"limit: {limit:.3g} GB/s" if limit else ""
-    return [latency, Panel(above, "bus bandwidth, GB/s", busbw, bottom=0, level=limit)]
+    return [latency, Panel("", "bus bandwidth, GB/s", busbw, bottom=0)]
 
 
 def _fastest(rows: Sequence[Row]) -> dict[int, float]:
