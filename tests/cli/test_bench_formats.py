@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from commlib.collectives import COLLECTIVES
 from commlib.tools.bench import which
 from commlib.tools.bench.result import KIND, compared, measured
-from commlib.tools.bench.table import closing, opening
 from commlib.tools.bench.view import BenchView
 from commlib.tools.bench.which import where
 from commlib.tools.cli.bench.command import show
@@ -27,6 +26,10 @@ def changed(found: dict[str, Any], **figures: Any) -> dict[str, Any]:
     """Return the document with figures of every measured row replaced."""
     found["rows"] = [row if "skipped" in row else {**row, **figures} for row in found["rows"]]
     return found
+
+
+def closing(found: dict[str, Any]) -> list[str]:
+    return BenchView(found, 80).closing()
 
 
 def render(found: dict[str, Any], form: str, width: int) -> str:
@@ -114,7 +117,8 @@ def test_the_files_of_results_are_shown() -> None:
 
 
 def test_what_is_printed_before_the_start_begins_the_whole_head() -> None:
-    before, whole = opening(document(notes=[], config=config((8,), None))), opening(document())
+    found = document(notes=[], config=config((8,), None)), document()
+    before, whole = (BenchView(each, 80).opening() for each in found)
     assert before == whole[: len(before)]
     assert (len(before), len(whole)) == (6, 8)  # a note and the speed-up come to it
 
@@ -131,7 +135,7 @@ def test_a_file_that_cannot_be_rendered_is_named_with_its_fault(tmp_path: Path) 
         *((json.dumps(document(rows=rows)), "its rows are not as") for rows in ({}, {"tables": [{"rows": 5}]})),
         (json.dumps(document(version=2)), "has version 2, but this commlib reads version 1: upgrade commlib"),
         (json.dumps(document(rows=[{"op": "all_reduce"}])), r"rows\[0\]: 'size' is missing"),
-        (json.dumps(changed(document(), wrong=-1)), r"rows\[0\].wrong: -1 is less than"),
+        (json.dumps(changed(document(), wrong="no")), r"rows\[0\].wrong: 'no' is no integer"),
     ]:
         path = saved(tmp_path, content)
         result = CliRunner().invoke(show, [str(path)])

@@ -15,11 +15,10 @@ from commlib.tools.baselines.kernels.measure import Settings
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, interval_text, percent_text
 from commlib.tools.report.measured import percentiles_us, ratio_row
-from commlib.tools.report.schema import Count, Number, Positive
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View, grouped, unfinished
 
-Percentiles = dict[str, Number]  # p0 to p100 of the blocks
+Percentiles = dict[str, float]  # p0 to p100 of the blocks
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,9 @@ class Versus:
     """A ratio of medians with its 95 % interval."""
 
     of: str  # the candidate whose time is over ours; of ours, the best peer
-    ratio: Positive
-    low: Positive
-    high: Positive
+    ratio: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class KernelRow:
 
     kernel: str
     variant: str  # masked; fp8; decode
-    n: Count  # ids, tokens or requests
+    n: int  # ids, tokens or requests
     dim: int  # elements of a row, features of a head, new tokens of a request
     type: str
     pattern: str  # order of ids or slots
@@ -49,9 +48,9 @@ class KernelRow:
     wrong: int | None  # wrong elements; null where values are not compared
     error: float | None  # largest distance to float32, as a share of the largest value
     mode: Literal["graph", "eager"]
-    sets: Count  # sets of tensors in rotation
-    bytes: Count  # read and written by a call
-    flops: Count
+    sets: int  # sets of tensors in rotation
+    bytes: int  # read and written by a call
+    flops: int
     time_us: Percentiles | None  # a call in a replayed graph; on a CPU, calls back to back
     blocks: int | None
     calls: int | None  # of a block
@@ -78,7 +77,7 @@ class KernelConfig:
     device: Literal["cpu", "cuda"]
     threads: int
     cases: int
-    seconds: Positive
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from commlib.tools.bench.phases import DEVICE, GAP, GPU, IDLE, PHASES, Phases
 from commlib.tools.bench.result import type_text
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, percent_text, size_text
-from commlib.tools.report.schema import Number
 from commlib.tools.report.table import Column, Table, fold
 from commlib.tools.report.view import grouped
 
@@ -28,7 +27,7 @@ class PhaseRow:
     rank: int
     place: Literal["host", "gpu"]
     phase: str
-    us: Number
+    us: float
     share: float  # of the rank's phases together
 
 

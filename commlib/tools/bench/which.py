@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from commlib.counts import counted
-from commlib.tools.bench import table
 from commlib.tools.bench.result import (
     FASTER,
+    bounds,
     chosen,
     compared,
     library,
@@ -94,7 +94,7 @@ def lines(document: Mapping[str, Any], width: int) -> list[str]:
         by_size = {_nearest(call.ours["size"], asked): call for call in of}
         body.append(" ".join([f"{name:{NAME}.{NAME}}", *(_cell(by_size.get(size)) for size in sizes)]).rstrip())
     what = "# us per call by the plan, then how many times as long the best other takes (~ noisy)"
-    return ["#", *fold([what], width), *body, *fold([*_others(document), *table.bounds(document)], width)]
+    return ["#", *fold([what], width), *body, *fold([*_others(document), *bounds(document)], width)]
 
 
 def _cell(call: Call | None) -> str:

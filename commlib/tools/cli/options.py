@@ -86,17 +86,6 @@ def write_groups(
                 formatter.write_dl(records)
 
 
-def picture(bare: str, text: str) -> dict[str, Any]:
-    """Return the settings of `--plot`: the picture's name without FILE, and what it shows."""
-    return {
-        "type": FILE,
-        "is_flag": False,
-        "metavar": "[FILE]",
-        "flag_value": bare,
-        "help": f"Draw {text}: .png or .svg.",
-    }
-
-
 def ranks_option(default: int | None, text: str, low: int = 1) -> Callable[[F], F]:
     return click.option("-n", "--ranks", type=click.IntRange(low), default=default, help=text)
 

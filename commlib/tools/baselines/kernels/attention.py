@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -11,14 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from commlib.kernels.attention import FP8, decode_attention
 from commlib.tools.baselines.kernels.case import (
     FLOOR,
     OURS,
     SEED,
-    Arguments,
     Candidate,
     Case,
     Inputs,
@@ -45,13 +43,6 @@ SWEEPS = {
 }
 DEFAULT = {"cuda": (64, 4096), "cpu": (4, 512)}  # where only one of both is named
 HEADS = {"cuda": (64, 8), "cpu": (8, 1)}  # of queries, of K and V
-BACKENDS = {
-    "torch flash": SDPBackend.FLASH_ATTENTION,
-    "torch cuDNN": SDPBackend.CUDNN_ATTENTION,
-    "torch efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "torch math": SDPBackend.MATH,
-}
-ON_CPU = ("torch flash", "torch math")
 WORKSPACE_BYTES = 128 << 20  # that FlashInfer asks for
 
 
@@ -188,31 +179,20 @@ class Decoding(Inputs):
         return partial(torch.sum, self.source[: len(self.source) // 4 * 4].view(torch.float32))
 
 
-# --- other libraries: torch by each of its backends, flash-attn, FlashInfer
+# --- other libraries: torch, flash-attn, FlashInfer
 
 
 def _decoding(case: Attention) -> list[Candidate]:
     """Return who reads the pages, and who reads a dense copy that is made before."""
     flashinfer = package("FlashInfer", "flashinfer", _flashinfer_decode)
     if why := case.not_dense:
-        return [*(missing(label, why) for label in ("gather, torch", *BACKENDS, "flash-attn")), flashinfer]
+        return [*(missing(label, why) for label in ("gather, torch", "torch dense", "flash-attn")), flashinfer]
     return [
         allocating("gather, torch", _gathered, lambda i: (i.grouped, i.tables.long(), i.kv, i.case.length)),
-        *(_by(label, _rows, lambda i: (i.grouped, *i.dense)) for label in BACKENDS),
+        allocating("torch dense", _rows, lambda i: (i.grouped, *i.dense)),
         package("flash-attn", "flash_attn", _flash_attn_decode),
         flashinfer,
     ]
-
-
-def _by(label: str, attends: Callable[..., Tensor], arguments: Arguments) -> Candidate:
-    """Return scaled_dot_product_attention by one of torch's backends."""
-
-    def attend(*tensors: Tensor) -> Tensor:
-        with sdpa_kernel(BACKENDS[label]):
-            return attends(*tensors)
-
-    here = label in ON_CPU or torch.cuda.is_available()
-    return allocating(label, attend, arguments) if here else missing(label, "needs a GPU")
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
