@@ -1,6 +1,5 @@
-"""Who is called how often without ranks, and what is made of measured times: intervals, settings."""
+"""Who is called how often without ranks, and which settings a document has."""
 
-import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -13,43 +12,9 @@ from commlib.tools.report.document import environment
 from commlib.tools.timing import (
     Protocol,
     Run,
-    figures,
     graph,
     measure_on_one_device,
-    ratio_of_medians,
 )
-
-
-def noisy(median: float, count: int, seed: int) -> list[float]:
-    draw = random.Random(seed)
-    return [median * draw.lognormvariate(0, 0.05) for _ in range(count)]
-
-
-@pytest.mark.parametrize("counts", [(3, 3), (5, 41), (41, 41)])
-def test_an_interval_contains_its_ratio(counts: tuple[int, int]) -> None:
-    found = ratio_of_medians(noisy(3.0, counts[0], 1), noisy(2.0, counts[1], 2))
-    assert found.low <= found.ratio <= found.high
-    assert found.low < 1.5 < found.high
-
-
-def test_an_interval_is_the_same_for_the_same_seed() -> None:
-    above, below = noisy(3.0, 9, 1), noisy(2.0, 9, 2)
-    assert ratio_of_medians(above, below, seed=4) == ratio_of_medians(above, below, seed=4)
-    assert ratio_of_medians(above, below, seed=4) != ratio_of_medians(above, below, seed=5)
-
-
-def test_an_interval_leaves_out_as_much_below_as_above(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "LEVEL", 0.5)  # the middle half
-    half = ratio_of_medians(noisy(3.0, 41, 1), noisy(2.0, 41, 2))
-    assert half.low < half.ratio < half.high
-
-
-def test_what_disturbs_both_blocks_of_a_turn_does_not_widen_the_interval() -> None:
-    drift = [1.0 + 0.1 * turn for turn in range(20)]
-    together = ratio_of_medians([3.0 * d for d in drift], [2.0 * d for d in drift])
-    assert together.high - together.low < 1e-9
-    apart = ratio_of_medians([3.0 * d for d in drift], [2.0 * d for d in drift[:19]])
-    assert apart.high - apart.low > 0.1
 
 
 def test_of_the_environment_only_what_changes_a_figure_is_kept() -> None:

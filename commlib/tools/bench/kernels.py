@@ -14,7 +14,7 @@ from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Cand
 from commlib.tools.baselines.kernels.measure import Settings
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, interval_text, percent_text
-from commlib.tools.report.measured import percentiles_us, ratio_row
+from commlib.tools.report.measured import percentiles_us, ratio_of
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View, grouped, unfinished
 
@@ -23,7 +23,7 @@ Percentiles = dict[str, float]  # p0 to p100 of the blocks
 
 @dataclass(frozen=True)
 class Versus:
-    """A ratio of medians with its 95 % interval."""
+    """A ratio of medians, and of the middle four fifths of blocks."""
 
     of: str  # the candidate whose time is over ours; of ours, the best peer
     ratio: float
@@ -128,10 +128,10 @@ class KernelReport(Report):
         best = min(right, key=lambda each: each.median_s, default=None)
         floors = [each for each in candidates if each.role == FLOOR and not each.label.startswith(PROBES)]
         bound_s = min((each.median_s for each in floors if each.timed), default=None)
-        rows = []
-        for candidate in candidates:
-            figures = self._figures(case, sets, candidate, bound_s)
-            rows.append({**facts, **figures, "versus": _versus(best if candidate is ours else candidate, ours)})
+        rows = [{**facts, **self._figures(case, sets, candidate, bound_s)} for candidate in candidates]
+        of = {id(candidate): row for candidate, row in zip(candidates, rows, strict=True)}
+        for candidate, row in zip(candidates, rows, strict=True):
+            row["versus"] = _versus(of.get(id(best)) if candidate is ours else row, of.get(id(ours)))
         self.rows += rows
         return rows
 
@@ -157,12 +157,11 @@ class KernelReport(Report):
         }
 
 
-def _versus(above: Candidate | None, ours: Candidate | None) -> Row | None:
+def _versus(above: Row | None, ours: Row | None) -> Row | None:
     """Return how many times as long as ours another takes; of ours, the best of the peers."""
-    if above is None or above.timed is None or ours is None or ours.timed is None:
+    if above is None or above["time_us"] is None or ours is None:
         return None
-    ratio = ratio_row(above.timed.times_s, ours.timed.times_s)
-    return None if ratio is None else {"of": above.label, **ratio}
+    return {"of": above["candidate"], **ratio_of(above["time_us"], ours["time_us"])}
 
 
 # --- how they are shown: a line for each candidate, cases of one series below each other
@@ -227,7 +226,7 @@ class KernelView(View):
             f"cases: {config['cases']}, measured for about {config['seconds']:g} s; values are compared",
             *(GPU_TIMES if on_gpu else ["time: calls back to back, median of interleaved blocks"]),
             *BOUNDS.get(config["kernel"], BOUNDS["rows"]),
-            "ratio: time of a call over ours, with its 95 % interval; the line of ours (*) has the best peer's",
+            "ratio: the time over ours, and of the middle four fifths of blocks; the line of ours has the best peer's",
         ]
         return [f"# {line}" for line in lines]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from commlib.tools.baselines import PROBE
 from commlib.tools.report.document import Document, Kind
 from commlib.tools.report.document import Row as Json
-from commlib.tools.report.measured import MIN_BLOCKS
+from commlib.tools.report.measured import MIN_BLOCKS, ratio_of
 from commlib.tools.report.view import grouped, unfinished
 
 # nccl-tests' names of types; the others are torch's, cut to the column.
@@ -175,9 +175,8 @@ def steady(row: Json) -> bool:
 
 
 def versus(ours: Json, other: Json) -> dict[str, float]:
-    """Return how many times as long the other takes: of medians, and of the middle four fifths of blocks."""
-    a, b = other["time_us"], ours["time_us"]
-    return {"ratio": a["p50"] / b["p50"], "low": a["p10"] / b["p90"], "high": a["p90"] / b["p10"]}
+    """Return how many times as long the other takes."""
+    return ratio_of(other["time_us"], ours["time_us"])
 
 
 def median_us(row: Json) -> float:

@@ -10,6 +10,7 @@ from commlib.errors import meant
 REMOVED = {
     "bench radix": "run benchmarks/radix_trees.py of a checkout",
     "plan diff": "write both plans with `commlib plan show PLAN --json`, and compare the files with diff",
+    "plan validate": "`commlib plan show FILE` names the first mistake of a file",
     "plan threshold": "write `Plan.threshold(…).file_text` of Python, or edit a copy of a shipped plan",
     "plan export": "read the sizes from `commlib plan show --json`",
     "profile": "`commlib bench index|store|metadata|attention` measures kernels, "

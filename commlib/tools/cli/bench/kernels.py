@@ -9,33 +9,14 @@ from typing import Any
 
 import click
 
-from commlib.env import parse_bytes
 from commlib.tools.baselines.kernels import KERNELS, PATTERNS
-from commlib.tools.cli.options import EXISTING, FILE, Seconds
+from commlib.tools.cli.options import EXISTING, FILE, Numbers, Seconds
 from commlib.tools.cli.ranks import RankCommand
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 HEADS, TOKENS = click.IntRange(1, 1024), 1 << 24
 COMPILE = "Measure torch.compile.  [default: on GPUs]"
 TIME = "How long to measure: 5, 5s, 2m.  [default: 10s; with --sweep 1m]"
-
-
-class Numbers(click.ParamType[tuple[int, ...]]):
-    """Whole numbers above 0, such as 1,64,16K, each once."""
-
-    name = "a,b"
-
-    def __init__(self, high: int = 1 << 40) -> None:
-        self.high = high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        try:
-            numbers = tuple(dict.fromkeys(parse_bytes(item.strip()) for item in str(value).split(",")))
-        except ValueError:
-            self.fail(f"{value!r} is no list of numbers; write 1,64,16K", param, ctx)
-        if not 0 < min(numbers) <= max(numbers) <= self.high:
-            self.fail(f"{value!r} has a number that is not above 0, or above {self.high}", param, ctx)
-        return numbers
 
 
 def _rows(name: str) -> list[click.Parameter]:
@@ -49,7 +30,6 @@ def _rows(name: str) -> list[click.Parameter]:
             ["--pattern"],
             type=click.Choice(PATTERNS),
             default="random",
-            show_default=True,
             hidden=not kernel.patterns,
             help="Order of ids or slots.",
         ),
@@ -65,7 +45,7 @@ MEASURED: list[click.Parameter] = [
     click.Option(["--compile/--no-compile", "compile_"], default=None, help=COMPILE),
     click.Option(["--peer"], type=EXISTING, multiple=True, help="File with candidates(kernel, case, inputs)."),
     click.Option(["--time", "seconds"], type=Seconds(), help=TIME),
-    click.Option(["--device"], default="auto", show_default=True, help="cpu, cuda, cuda:1 …"),
+    click.Option(["--device"], default="auto", help="cpu, cuda, cuda:1 …"),
     click.Option(["-o", "--output"], type=FILE, help="Also write to FILE: JSON, or .csv, .md by its suffix."),
     click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of the table."),
 ]
@@ -74,7 +54,7 @@ ATTENTION: list[click.Parameter] = [
     click.Option(["--length"], type=Numbers(TOKENS), help="Tokens of each request."),
     click.Option(["--heads"], type=HEADS, help="Heads of queries.  [default: 64; on a CPU 8]"),
     click.Option(["--kv-heads"], type=HEADS, help="Heads of K and V.  [default: 8; on a CPU 1]"),
-    click.Option(["--dim"], type=click.IntRange(1, 256), default=128, show_default=True, help="Features of a head."),
+    click.Option(["--dim"], type=click.IntRange(1, 256), default=128, help="Features of a head."),
     click.Option(["--page-size"], type=Numbers(TOKENS), help="Tokens of a page of the cache.  [default: 16]"),
     click.Option(["--fp8"], is_flag=True, help="Cache of float8_e4m3fn, with scales."),
     click.Option(["--ragged"], is_flag=True, help="Lengths from 1 to twice --length."),

