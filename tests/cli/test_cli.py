@@ -309,7 +309,7 @@ REFUSED = {
         ("barrier --in-place in", "barrier has no in-place form"),
         ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),
         ("--trace trace.json", "no option --trace; --phases has a table"),
-        ("--plot x.png", "--phases draws nothing"),
+        ("--plot x.png", "draws nothing; leave --plot out"),
     ],
     "bench radix": [("--leaves 200", "`commlib bench radix` was removed; run benchmarks/radix_trees.py")],
     "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention` measures")],

@@ -128,12 +128,11 @@ def lines(document: dict[str, Any], width: int) -> list[str]:
 
 def _opening(document: dict[str, Any]) -> list[str]:
     config, machine, why = document["config"], document["fingerprint"], document["choice"]["why"]
-    calls = "a replayed CUDA graph" if config["mode"] == "graph" else "eager calls"
     ranks = f"{counted(config['ranks'], 'rank')} on {config['backend']}"
     return [
         f"# commlib {machine['commlib']} bench --phases: {ranks}, {machine.get('gpu') or machine['cpu']}",
         f"# torch {machine['torch']}, Python {machine['python']}, Linux {machine['kernel']}",
-        f"# {config['calls']} of {calls}, the second quarter by their time; phases without what their stamps take",
+        f"# {config['calls']} calls, the second quarter by their time; phases without what their stamps take",
         *(f"# {line}" for line in why.splitlines()),
     ]
 
@@ -154,7 +153,7 @@ def _title(config: dict[str, Any]) -> str:
     parts = [config["op"], f"{size_text(config['size'])} {config['placement']}", type_text(config["type"])]
     parts += [config["redop"]] if config["redop"] else []
     parts += [f"root {config['root']}"] if config["root"] is not None else []
-    return ", ".join([*parts, *(["CUDA graph"] if config["mode"] == "graph" else [])])
+    return ", ".join(parts)
 
 
 def _mean(rows: Sequence[Row], key: str, ranks: int) -> float:

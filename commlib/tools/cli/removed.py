@@ -32,6 +32,7 @@ OPTIONS = {
     "--percentiles": "the JSON has p0, p10, p50, p90 and p100 of each row: -o results.json",
     "--show": "`commlib report -o FOLDER` writes the pages again, and measures only what is not done",
     "--skip": "name the steps to measure with --only",
+    "--watch": "run `watch commlib debug`",
     "--native": "run `py-spy dump --native --pid PROCESS` or gdb on the process that `commlib debug` names",
     "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
     "--flush": "cold cases whose tensors fit into the cache find it empty, always",

@@ -24,8 +24,9 @@ def one_call(ctx: click.Context, job: Job, options: dict[str, Any]) -> Job:
     """Return the job with the one call that is looked at, or raise what is wrong with it."""
     if not options["phases"]:
         raise click.UsageError("--symmetric is of --phases; add it, or leave it out")
-    if options["plot"]:
-        raise click.UsageError("--phases draws nothing; leave --plot out")
+    for option in ("plot", "graph"):
+        if options[option]:
+            raise click.UsageError(f"--phases looks at eager calls and draws nothing; leave --{option} out")
     if options["form"] not in (None, "table", "json"):
         raise click.UsageError("--phases prints a table, or --json; -o FILE writes .json, .csv or .md")
     named = {name for name in ctx.params if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
@@ -41,7 +42,7 @@ def one_call(ctx: click.Context, job: Job, options: dict[str, Any]) -> Job:
         algorithms=algorithms,
         places=(job.places == (True,) or not COLLECTIVES[job.ops[0]].out_of_place,),
         seconds=job.seconds if "seconds" in named else SECONDS,
-        protocol=Protocol(graph=job.protocol.graph),
+        protocol=Protocol(),
         peers=(),
         auto=False,
     )
