@@ -99,9 +99,6 @@ class Sizes(Report):
     def __init__(self) -> None:
         super().__init__(KIND, "commlib bench", "cpu")
 
-    def content(self) -> dict[str, Any]:
-        return {"rows": self.rows}
-
 
 def run(output: Output, *rows: dict[str, Any], ends: BaseException | None = None) -> int:
     report = Sizes()

@@ -118,7 +118,7 @@ class KernelReport(Report):
         return self.wrong > 0 or any(row["role"] == OURS and row["wall_us"] is None for row in self.rows)
 
     def content(self) -> dict[str, Any]:
-        return {"config": vars(self.config), "wrong": self.wrong, "rows": self.rows, "notes": self.notes}
+        return {"config": vars(self.config), "wrong": self.wrong, **super().content()}
 
     def add(self, case: Case, sets: int, candidates: Sequence[Candidate]) -> list[Row]:
         """Take the figures of one case and return its rows; they are relative to each other."""

@@ -103,7 +103,7 @@ class Bench(Report):
         plan = PlanInForce(comm.plan.digest, Path(comm.plan.source).name, _match(comm.plan))
         bounds = Bounds(self.wrong, not self.wrong)
         parts = {"config": config, "plan": plan, "out_of_bounds": bounds}
-        return {**to_json(parts), "rows": self.rows, "notes": self.notes}
+        return {**to_json(parts), **super().content()}
 
     def run(self, show: Callable[[int, str], bool]) -> Iterator[list[Row]]:
         """Yield each call's rows as soon as they are there, as long as `show` wants more on rank 0.

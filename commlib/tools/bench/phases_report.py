@@ -97,7 +97,7 @@ class PhasesReport(Report):
 
     def content(self) -> dict[str, Any]:
         parts = {"config": self._config, "choice": self._choice, "wrong": self.wrong, "ranks": self._ranks}
-        return {**parts, "rows": self.rows, "notes": self.notes}
+        return {**parts, **super().content()}
 
 
 def _us(ns: float) -> float:

@@ -138,7 +138,7 @@ def verdict(every: Sequence[Call]) -> str:
 
 
 def panels(document: Mapping[str, Any]) -> list[list[Panel]]:
-    """Return the panels of each series: next to other libraries latency and ratio, else latency and bandwidth."""
+    """Return the panels of each series: latency, and next to other libraries the ratio."""
     timed = [row for row in measured(document["rows"]) if median_us(row)]  # a logarithm needs more than nothing
     libraries, ours = dict.fromkeys(map(library, rivals(timed))), dict.fromkeys(map(itemgetter("algorithm"), timed))
     looks = {name: look(at) for at, name in enumerate(ours, len(libraries) + 1)}
@@ -160,9 +160,7 @@ def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]]) -> list[Panel
         best = _fastest(others)
         ratio = [Line(None, {size: best[size] / ours[size] for size in ours if size in best}, THICK)]
         return [latency, Panel("commlib next to the best other library", "times as fast", ratio, bottom=0, level=1)]
-    rate = rows[-1]["busbw"] * median_us(rows[-1]) / rows[-1]["size"]  # times size / time: bus bandwidth
-    busbw = [Line(of.label, {size: rate * size / us for size, us in of.points.items()}, of.style) for of in drawn]
-    return [latency, Panel("", "bus bandwidth, GB/s", busbw, bottom=0)]
+    return [latency]
 
 
 def _fastest(rows: Sequence[Row]) -> dict[int, float]:

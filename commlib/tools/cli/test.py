@@ -21,13 +21,6 @@ BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective
 KIND = Kind("commlib.test", 1, "commlib test --json", of=Document)
 
 
-class Checked(Report):
-    """Collects what was checked, and what was left out."""
-
-    def content(self) -> dict[str, Any]:
-        return {"rows": self.rows, "notes": self.notes}
-
-
 @click.command(cls=RankCommand)
 @ranks_option(None, "Number of ranks; without it 2, 3 and 4.")
 @click.option("--quick", is_flag=True, help="Two ranks, few sizes and types: a few seconds.")
@@ -44,7 +37,7 @@ def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None
     names = [known_name(only, COLLECTIVES, "collective")] if only is not None else list(COLLECTIVES)
     if ranks is not None:
         capacity.check(ranks, "auto", lambda ranks: BUFFER_BYTES)
-    start, report, result = time.perf_counter(), Checked(KIND, command_line(ctx)), Result(**where)
+    start, report, result = time.perf_counter(), Report(KIND, command_line(ctx)), Result(**where)
     for size, backend in itertools.product(sizes, BACKENDS):
         if note := _left_out(backend, size):
             report.notes.append(note)
