@@ -32,7 +32,7 @@ def test_the_phases_of_each_rank_add_up_to_its_call(command, tmp_path):
         assert sum(row["share"] for row in rows) == pytest.approx(1, abs=0.01)
         assert rank["sum_us"] <= rank["stamped_us"], "what the stamps take is taken off"
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "# phases add up to" in done.stdout
+    assert "\n# phases add up to" in done.stdout
 
 
 def test_a_wrong_value_fails_the_run(monkeypatch, capsys):

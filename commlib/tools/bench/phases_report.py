@@ -116,14 +116,8 @@ def lines(document: dict[str, Any], width: int) -> list[str]:
     ]
     table, phases = Table(columns, width), grouped(document["rows"], lambda row: (row["place"], row["phase"]))
     ordered = sorted(phases, key=lambda of: (of[0]["place"] == GPU, ORDER.index(of[0]["phase"])))
-    above, below = ([f"# {line}" for line in part] for part in (_opening(document), _closing(document)))
-    return [
-        *fold(above, width),
-        *table.head(_title(document["config"])),
-        *map(table.line, ordered),
-        "#",
-        *fold(below, width),
-    ]
+    head = [*table.head(_title(document["config"])), *map(table.line, ordered)]
+    return [*fold(_opening(document), width), *head, "#", *fold(_closing(document), width)]
 
 
 def _opening(document: dict[str, Any]) -> list[str]:
