@@ -20,7 +20,7 @@ BLOCKS, WARPS, STAGES, SPANS = (32, 64, 128), (2, 4, 8), (2, 3, 4), (1, 2, 3, 4,
 
 def candidates(kernel: str, case: Any, inputs: Any) -> dict[str, Callable[[], object] | str]:
     """Return the kernel compiled for other steps, warps and stages, and with other numbers of spans."""
-    if kernel != "attention" or case.phase != "decode":
+    if kernel != "attention":
         return {}
     if not torch.cuda.is_available():
         return {"tunings": "they are of the GPU's kernel"}

@@ -14,7 +14,8 @@ from commlib.communicator import Communicator
 from commlib.tools.report import files
 from commlib.tools.report.figures import ratio_text as value_text
 from commlib.tools.report.formats import json_text
-from commlib.tools.timing import Measurement, fingerprint, ratio_of_medians
+from commlib.tools.report.measured import percentiles_us, ratio_of
+from commlib.tools.timing import Measurement, fingerprint
 
 
 def command_line(text: str | None) -> argparse.ArgumentParser:
@@ -42,8 +43,7 @@ def figures(result: Measurement) -> dict[str, Any]:
 
 def ratio(theirs: Measurement, ours: Measurement) -> dict[str, float]:
     """Return how many times as long they take, with its interval."""
-    found = ratio_of_medians(theirs.times_s, ours.times_s)
-    return {"ratio": round(found.ratio, 4), "low": round(found.low, 4), "high": round(found.high, 4)}
+    return ratio_of(percentiles_us(theirs), percentiles_us(ours))
 
 
 def ratio_text(found: dict[str, float] | None) -> str:

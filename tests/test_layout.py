@@ -25,7 +25,7 @@ IMPORTERS = {
     "mpi4py": "commlib/bootstrap/mpi.py",
     "click": "commlib/tools/cli/*.py",
     "nccl": "commlib/backends/nccl_control.py",
-    "jinja2": "commlib/tools/report/page.py",
+    "jinja2": "commlib/tools/cli/report/pages.py",
     "matplotlib": "commlib/tools/report/chart.py",
     "rich": "commlib/tools/cli/*.py",
     "safetensors": "commlib/tp/weights.py",

@@ -1,6 +1,5 @@
-"""Who is called how often without ranks, and what is made of measured times: intervals, limits, settings."""
+"""Who is called how often without ranks, and which settings a document has."""
 
-import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -8,76 +7,14 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from commlib.communicator import Communicator
 from commlib.errors import CommError
-from commlib.tools.bench.limit import measure_limit
-from commlib.tools.bench.result import Limit
 from commlib.tools.report.document import environment
-from commlib.tools.testing import Ranks
 from commlib.tools.timing import (
     Protocol,
     Run,
-    figures,
     graph,
     measure_on_one_device,
-    ratio_of_medians,
 )
-from tests.on_ranks import on_ranks
-
-
-def noisy(median: float, count: int, seed: int) -> list[float]:
-    draw = random.Random(seed)
-    return [median * draw.lognormvariate(0, 0.05) for _ in range(count)]
-
-
-@pytest.mark.parametrize("counts", [(3, 3), (5, 41), (41, 41)])
-def test_an_interval_contains_its_ratio(counts: tuple[int, int]) -> None:
-    found = ratio_of_medians(noisy(3.0, counts[0], 1), noisy(2.0, counts[1], 2))
-    assert found.low <= found.ratio <= found.high
-    assert found.low < 1.5 < found.high
-
-
-def test_an_interval_is_the_same_for_the_same_seed() -> None:
-    above, below = noisy(3.0, 9, 1), noisy(2.0, 9, 2)
-    assert ratio_of_medians(above, below, seed=4) == ratio_of_medians(above, below, seed=4)
-    assert ratio_of_medians(above, below, seed=4) != ratio_of_medians(above, below, seed=5)
-
-
-def test_an_interval_leaves_out_as_much_below_as_above(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "LEVEL", 0.5)  # the middle half
-    half = ratio_of_medians(noisy(3.0, 41, 1), noisy(2.0, 41, 2))
-    assert half.low < half.ratio < half.high
-
-
-def test_what_disturbs_both_blocks_of_a_turn_does_not_widen_the_interval() -> None:
-    drift = [1.0 + 0.1 * turn for turn in range(20)]
-    together = ratio_of_medians([3.0 * d for d in drift], [2.0 * d for d in drift])
-    assert together.high - together.low < 1e-9
-    apart = ratio_of_medians([3.0 * d for d in drift], [2.0 * d for d in drift[:19]])
-    assert apart.high - apart.low > 0.1
-
-
-@on_ranks(2)
-def test_the_limit_of_memory_is_the_same_on_all_ranks_and_says_what_was_measured(comm: Communicator) -> None:
-    limit = measure_limit(comm, 0.01)
-    assert comm.all_gather_object(limit) == [limit] * 2
-    assert limit.busbw is not None
-    assert limit.busbw > 0
-    assert limit.what.startswith("memory: copies of 64 MiB by 2 ranks at once")
-
-
-def test_the_limit_of_a_size_is_what_copies_of_about_that_size_reach() -> None:
-    limit = Limit(1.0, "memory", [(1 << 16, 20.0), (1 << 20, 30.0), (1 << 24, 2.0), (1 << 26, 1.0)])
-    sizes = (8, 1 << 16, 1 << 20, (1 << 24) - 1, 1 << 24, 1 << 30)
-    assert [limit.at(size) for size in sizes] == [30.0, 30.0, 30.0, 30.0, 2.0, 1.0]
-    assert Limit(None, "none").at(8) is None
-
-
-def test_where_nothing_limits_the_reason_is_said(shm_ranks: Ranks, torch_ranks: Ranks) -> None:
-    for ranks, world, word in ((shm_ranks, 1, "one rank"), (torch_ranks, 2, "not measured")):
-        limit = ranks.run(measure_limit, 0.01, world=world)[0]
-        assert limit.busbw is None
-        assert word in limit.what
 
 
 def test_of_the_environment_only_what_changes_a_figure_is_kept() -> None:

@@ -16,7 +16,6 @@ from commlib.tools.bench.phases import (
     kernel_calls,
     kernel_durations,
     max_marks,
-    of_replay,
 )
 from tests.on_ranks import on_ranks
 
@@ -81,13 +80,6 @@ def test_the_phases_of_blocks_add_up_to_the_time_until_the_last_one_is_done(low)
     assert sum(found.values()) == pytest.approx(617 - low)
     assert all(ns >= 0 for ns in found.values())
     assert found["gpu", "wait"] == pytest.approx(11 if low < 610 else 6)
-
-
-@pytest.mark.parametrize(("calls", "spent"), [(1, [15]), (2, [100])], ids=["alone", "behind another one"])
-def test_a_call_of_a_replay_begins_behind_the_one_before_it_or_by_itself(calls, spent):
-    marks = marks_of({("blocks", block): [*call(0, 1000), *call(200, 1100)][: 4 * calls] for block in range(BLOCKS)})
-    found = list(of_replay(kernel_calls(marks), 100.0))
-    assert [sum(each.parts.values()) for each in found] == pytest.approx(spent)
 
 
 def test_a_call_that_did_not_come_to_its_end_is_left_out():

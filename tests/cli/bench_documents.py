@@ -14,7 +14,6 @@ WAYS = {
     "torch": ("plain", False, 180.0, 0.9),
     "mpich": ("plain", False, 1.1, 1.8),
 }
-LIMIT = 7.5
 SOFTWARE = {"kernel": "6.1", "python": "3.11.7", "torch": "2.13.0", "commlib": "0.1.0"}
 MACHINE = {"cpu": "A CPU", "cores": 2, "machine": "x86_64", **SOFTWARE, "settings": {"OMP_NUM_THREADS": "1"}}
 PROTOCOL = {"block_us": 200.0, "blocks": [5, 41], "iterations": None, "warmup": 3, "buffers": 3}
@@ -36,7 +35,6 @@ def document(*ops: str, sizes: Any = SIZES, baseline: str | None = "torch", **ch
         "environment": {"OMP_NUM_THREADS": "1"},
         "config": config(sizes, baseline),
         "plan": {"digest": "0123456789ab", "source": "shm.json"},
-        "limit": {"busbw": LIMIT, "what": "memory: copies of 64 MiB by 2 ranks at once"},
         "rows": rows,
         "notes": ["skipped: band of float32 is not defined"],
         "out_of_bounds": {"count": 0, "okay": True},
@@ -76,7 +74,6 @@ def _figures(name: str, size: int, in_place: bool) -> dict[str, Any]:
         "blocks": 41,
         "algbw": size / time_us / 1e3,
         "busbw": size / time_us / 1e3,
-        "of_limit": size / time_us / 1e3 / LIMIT,
         "wrong": 0,
     }
 

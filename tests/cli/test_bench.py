@@ -72,8 +72,6 @@ def test_the_document_names_job_plan_choices_and_what_a_peer_lacks(document: dic
 def test_a_row_carries_percentiles_and_nccl_tests_figures(document: dict[str, Any]) -> None:
     row = next(row for row in document["rows"] if row["op"] == "all_reduce" and row["size"] == 4096)
     assert (row["count"], row["type"], row["redop"], row["root"], row["wrong"]) == (1024, "float32", "sum", None, 0)
-    best = max(rate for _, rate in document["limit"]["by_size"])  # all sizes are below the least of the copies
-    assert row["of_limit"] == pytest.approx(row["busbw"] / best, abs=1e-5)
     times = [row["time_us"][name] for name in ("p0", "p10", "p50", "p90", "p100")]
     assert times == sorted(times)
     assert row["algbw"] == pytest.approx(4096 / row["time_us"]["p50"] / 1e3, rel=1e-3)

@@ -66,10 +66,7 @@ def test_calls_are_not_judged_where_the_peers_drifted(tmp_path: Path) -> None:
         (drifted(slowed(1.2), 1.1), 0, "0 worse, 0 better, 0 same, 64 not judged"),
         # Another call's peers moved: this one is judged.
         (drifted(slowed(1.2), 1.1, (64,)), 1, "1 worse, 0 better, 55 same, 8 not judged"),
-        (drifted(slowed(1.08), 1.04), 0, "0 worse, 0 better, 64 same"),  # the threshold is beyond what the peers moved
-        # Less than the threshold is no drift; three times as far as the peers is no drift's work.
-        (drifted(slowed(1.2), 1.04), 1, "1 worse, 0 better, 63 same"),
-        (drifted(slowed(1.4), 1.1), 1, "1 worse, 0 better, 0 same, 63 not judged"),
+        (drifted(slowed(1.2), 1.04), 1, "1 worse, 0 better, 63 same"),  # less than the threshold is no drift
     ]:
         result = compared(tmp_path, after)
         assert (result.exit_code, said in result.output) == (code, True), result.output
@@ -90,13 +87,11 @@ def test_peers_whose_blocks_do_not_agree_show_no_drift_beside_others_that_do(tmp
     assert (result.exit_code, "not judged" in result.output) == (1, False)
 
 
-def test_without_peers_drift_cannot_be_seen_and_the_evidence_is_stricter(tmp_path: Path) -> None:
-    for factor, fastest, code in [(1.18, 1.0, 0), (1.25, 1.0, 1), (1.25, 0.8, 0), (0.7, 1.0, 0)]:
-        before, after = alone(document()), alone(slowed(factor))
-        for row in after["rows"]:
-            row["time_us"]["p0"] *= fastest
-        result = compared(tmp_path, after, before=before)
-        assert (result.exit_code, "whether the machine drifted cannot be seen" in result.output) == (code, True)
+def test_without_peers_a_warning_says_that_drift_cannot_be_seen(tmp_path: Path) -> None:
+    for factor, code in [(1.2, 1), (1.02, 0), (0.7, 0)]:
+        result = compared(tmp_path, alone(slowed(factor)), before=alone(document()))
+        said = "warning: no row of another library is in both"
+        assert (result.exit_code, said in result.output) == (code, True)
 
 
 def test_what_makes_times_incomparable_is_said_in_a_line_each(tmp_path: Path) -> None:
@@ -105,9 +100,8 @@ def test_what_makes_times_incomparable_is_said_in_a_line_each(tmp_path: Path) ->
     after["config"]["ranks"] = 4
     lines = compared(tmp_path, after).output.splitlines()
     for warning in (
-        "machines differ: cpu A CPU / Another CPU: times are not comparable",
-        "runs differ: ranks 2 / 4: times are not comparable",
-        "software differs: torch 2.13.0 / 2.14.0",
+        "machines differ: cpu A CPU / Another CPU, torch 2.13.0 / 2.14.0",
+        "runs differ: ranks 2 / 4",
         "plans differ: 0123456789ab from shm.json / ba9876543210 from mine.json",
         "B is not complete: interrupted",
     ):

@@ -1,4 +1,4 @@
-"""Options of `commlib bench`: sizes, tools of Nsight, and what users of nccl-tests and OSU type."""
+"""Options of `commlib bench`: sizes, and what users of nccl-tests and OSU type."""
 
 import re
 import shlex
@@ -12,11 +12,9 @@ from click.testing import CliRunner
 from commlib.tools.bench.job import Job, sweep
 from commlib.tools.cli import main
 from commlib.tools.cli.bench.command import bench
-from commlib.tools.cli.bench.foreign import OPTIONS
 from commlib.tools.cli.bench.read import read_job
+from commlib.tools.cli.removed import OF_OTHERS
 from tests.cli.calls import refuses
-
-ONE_CALL = ("bench", "all_reduce", "-n", "2", "--sizes", "16x7168", "-d", "bf16")
 
 
 def test_a_sweep_ends_with_the_largest_size() -> None:
@@ -26,23 +24,6 @@ def test_a_sweep_ends_with_the_largest_size() -> None:
 
 def test_a_size_may_be_rows_times_hidden_of_the_element_type() -> None:
     assert job_of("all_reduce --sizes 16x7168,64K,2X3x4 -d bf16").sizes == (48, 65536, 229376)
-
-
-@pytest.mark.slow
-def test_nsights_commands_start_the_ranks_of_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    absent = CliRunner().invoke(main, [*ONE_CALL, "--nsys"])
-    assert absent.exit_code == 1
-    assert "nsys is not here; install NVIDIA Nsight Systems" in absent.stderr
-    tool = tmp_path / "ncu"
-    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit 3\n')
-    tool.chmod(0o755)
-    present = CliRunner().invoke(main, [*ONE_CALL, "--ncu", "--algorithms", "lsa_oneshot"])
-    assert present.exit_code == 3
-    asked = shlex.split(present.stdout)[1:]
-    assert asked == (tmp_path / "asked").read_text().split()
-    assert {"--profile-from-start=off", "--replay-mode=application", "--target-processes=all"} < set(asked)
-    assert asked[asked.index("commlib") + 1 :] == [*ONE_CALL, "--algorithms", "lsa_oneshot", "--once"]
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/from_nccl_tests_and_osu.md"
@@ -74,8 +55,7 @@ def test_what_the_page_says_to_type_is_understood(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert all(job_of(words).ops for words in TYPED)
     theirs = " ".join(row[1] for row in ROWS)
-    letters = {name for names in OPTIONS for name in names if len(name) == 2} - {"-F", "-y", "-M", "-S"}
-    assert [letter for letter in sorted(letters) if letter not in theirs] == []
+    assert [name for name in OF_OTHERS if len(name) == 2 and name not in theirs] == []
 
 
 def test_help_is_one_screen_and_all_options_are_behind_another_word() -> None:
@@ -92,7 +72,5 @@ def test_sizes_that_cannot_be_are_refused_before_a_rank_starts() -> None:
         ("0x16", "'0x16' has 0 bytes"),
         ("16x7168 -d bf16,f32", "'16x7168' is no size"),
         ("64K -e 1M", "leave -b, -e and -f out"),
-        ("8,16 --ncu", "--ncu looks at one call, and --sizes names 2"),
-        ("8 --backend shm --ncu", "--ncu looks at one eager call on GPUs"),
     )
     refuses("bench all_reduce -n 2 --sizes", sizes)

@@ -114,18 +114,17 @@ def test_without_a_backend_it_is_the_one_that_init_would_take(run, monkeypatch):
     assert backends.here(2) == "shm"
 
 
-def test_validate_names_the_line_of_each_faulty_file(run):
-    Path("good.json").write_text(shipped_plan("shm").file_text)
+def test_a_faulty_file_is_named_with_the_line_of_its_first_mistake(run):
     lines = shipped_plan("shm").file_text.splitlines()
     Path("cut.json").write_text("\n".join(lines[:9]))
     Path("odd.json").write_text("\n".join(lines).replace("shm_twoshot", "shm_magic"))
-    code, output, error = run("validate", "good.json", "cut.json", "odd.json", "nccl")
-    assert code == 1
-    assert [line.partition(",")[0] for line in output.splitlines()] == ["good.json: OK", "nccl: OK"]
-    cut, odd = error.splitlines()
-    assert "plan cut.json, line 9: the file ends here" in cut
-    assert "plan odd.json: rules[0].ranges[2]: all_reduce has no algorithm 'shm_magic'; it has shm_" in odd
-    assert run("validate", "good.json")[0] == 0
+    for file, said in (
+        ("cut.json", "plan cut.json, line 9: the file ends here"),
+        ("odd.json", "plan odd.json: rules[0].ranges[2]: all_reduce has no algorithm 'shm_magic'; it has shm_"),
+    ):
+        code, output, error = run("show", file)
+        assert (code, output, said in error) == (2, "", True), error
+    assert run("show", "nccl")[0] == 0
 
 
 def test_the_plan_that_init_would_take_is_the_users(run, monkeypatch):

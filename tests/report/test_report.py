@@ -19,11 +19,11 @@ from commlib.errors import CommError
 from commlib.tools.bench.result import KIND, measured, median_us, rivals
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli.bench.command import show
+from commlib.tools.cli.report.pages import Section, html, markdown
 from commlib.tools.report import chart, files
 from commlib.tools.report.chart import Line, Panel
 from commlib.tools.report.document import Report, Row, unpacked
 from commlib.tools.report.formats import escaped
-from commlib.tools.report.page import Section, html, markdown, plain_table
 from commlib.tools.report.run import Output, until_it_ends
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View
@@ -98,9 +98,6 @@ class Sizes(Report):
 
     def __init__(self) -> None:
         super().__init__(KIND, "commlib bench", "cpu")
-
-    def content(self) -> dict[str, Any]:
-        return {"rows": self.rows}
 
 
 def run(output: Output, *rows: dict[str, Any], ends: BaseException | None = None) -> int:
@@ -262,22 +259,12 @@ def test_backticks_that_are_no_pair_hide_nothing(text: str) -> None:
 
 
 def test_a_page_and_its_markdown_have_every_part_and_what_comes_from_outside_is_text() -> None:
-    table = plain_table("Table", [{"a": "1", "b": EVIL}], lambda row, column: "bad")
-    section = Section(
-        "name", "Title_of", "<svg></svg>", [("warn", EVIL)], [table], ["commlib doctor"], [EVIL, "`code_of`"]
-    )
+    section = Section("name", "Title_of", "<svg></svg>", [("warn", EVIL)], EVIL)
     text, page = markdown(section), html(EVIL, EVIL, [section, section])
-    for part in ("# Title_of", "| 1 | \\<script>", "```text\ncommlib doctor\n```", "- `code_of`"):
+    for part in ("# Title_of", "\\<script>", f"```text\n{EVIL}\n```"):
         assert part in text
-    assert page.count("&lt;script&gt;alert(1)") == 2 + 2 * 3 + 1  # the title stands twice
-    for part in (
-        '<p class="warn">',
-        '<td class="bad">1',
-        "<code>commlib doctor",
-        "<code>code_of</code>",
-        "<svg></svg>",
-    ):
-        assert part in page
+    assert page.count("&lt;script&gt;alert(1)") == 2 + 2 * 2 + 1  # the title stands twice
+    assert '<p class="warn">' in page and "<svg></svg>" in page
     assert "<script" not in page and re.search(r"(?:src|href)=.?(?:https?:)?//|url\(|@import", page) is None
 
 

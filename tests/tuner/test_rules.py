@@ -58,6 +58,16 @@ def test_a_second_run_replaces_the_rules_of_the_first() -> None:
     assert len(second.rules) == len(first.rules)
 
 
+def test_beyond_a_largest_size_of_the_users_the_plan_in_force_stays() -> None:
+    first = made(TABLE, base=Plan.threshold(1 << 20, below="shm_oneshot", above="shm_twoshot", base=BASE, world=2))
+    again = replace(setup(first), until=4096).plan(replace(TABLE, choice=dict.fromkeys(CHOICE, ONESHOT)), "tuned")
+    assert [chosen(again, size) for size in (8, 4096, 4104, 1 << 30)] == ["shm_oneshot"] * 2 + ["shm_twoshot"] * 2
+    shorter = replace(setup(again), until=16).plan(replace(TABLE, choice={8: TWOSHOT, 16: TWOSHOT}), "tuned")
+    assert [chosen(shorter, size) for size in (16, 24, 4104)] == ["shm_twoshot", "shm_oneshot", "shm_twoshot"]
+    nothing = Plan({**BASE.document, "rules": []}, "nothing")
+    assert chosen(replace(setup(nothing), until=4096).plan(TABLE, "tuned"), 1 << 30) == "shm_twoshot"
+
+
 def test_a_limit_between_two_sizes_that_stay_does_not_move() -> None:
     plan = Plan.threshold(3000, below="shm_oneshot", above="shm_twoshot", base=BASE, world=2)
     found = Samples({size: {ONESHOT: (1e-6,), Option("shm_twoshot"): (1e-6,)} for size in (8, 2048, 4096)})

@@ -14,22 +14,21 @@ from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Cand
 from commlib.tools.baselines.kernels.measure import Settings
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, interval_text, percent_text
-from commlib.tools.report.measured import percentiles_us, ratio_row
-from commlib.tools.report.schema import Count, Number, Positive
+from commlib.tools.report.measured import percentiles_us, ratio_of
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View, grouped, unfinished
 
-Percentiles = dict[str, Number]  # p0 to p100 of the blocks
+Percentiles = dict[str, float]  # p0 to p100 of the blocks
 
 
 @dataclass(frozen=True)
 class Versus:
-    """A ratio of medians with its 95 % interval."""
+    """A ratio of medians, and of the middle four fifths of blocks."""
 
     of: str  # the candidate whose time is over ours; of ours, the best peer
-    ratio: Positive
-    low: Positive
-    high: Positive
+    ratio: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class KernelRow:
     """One candidate of one case."""
 
     kernel: str
-    variant: str  # masked; fp8; decode or prefill; the operation of radix
-    n: Count  # ids, tokens or requests
+    variant: str  # masked; fp8; decode
+    n: int  # ids, tokens or requests
     dim: int  # elements of a row, features of a head, new tokens of a request
     type: str
     pattern: str  # order of ids or slots
@@ -49,9 +48,9 @@ class KernelRow:
     wrong: int | None  # wrong elements; null where values are not compared
     error: float | None  # largest distance to float32, as a share of the largest value
     mode: Literal["graph", "eager"]
-    sets: Count  # sets of tensors in rotation
-    bytes: Count  # read and written by a call
-    flops: Count
+    sets: int  # sets of tensors in rotation
+    bytes: int  # read and written by a call
+    flops: int
     time_us: Percentiles | None  # a call in a replayed graph; on a CPU, calls back to back
     blocks: int | None
     calls: int | None  # of a block
@@ -67,7 +66,6 @@ class KernelRow:
     page_size: int | None = None
     cache: str | None = None  # type of the cache
     ragged: bool | None = None  # lengths from 1 to twice `length`
-    detail: str | None = None  # what else counts for an operation of radix
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class KernelConfig:
     device: Literal["cpu", "cuda"]
     threads: int
     cases: int
-    seconds: Positive
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class KernelReport(Report):
         super().__init__(KIND, command, "" if settings.on_gpu else "cpu")
         self.config = KernelConfig(
             kernel=cases[0].kernel,
-            variant=cases[0].variant if cases[0].kernel != "radix" else "",
+            variant=cases[0].variant,
             device=settings.device.type,  # type: ignore[arg-type]
             threads=torch.get_num_threads() if settings.on_gpu else 1,
             cases=len(cases),
@@ -120,7 +118,7 @@ class KernelReport(Report):
         return self.wrong > 0 or any(row["role"] == OURS and row["wall_us"] is None for row in self.rows)
 
     def content(self) -> dict[str, Any]:
-        return {"config": vars(self.config), "wrong": self.wrong, "rows": self.rows, "notes": self.notes}
+        return {"config": vars(self.config), "wrong": self.wrong, **super().content()}
 
     def add(self, case: Case, sets: int, candidates: Sequence[Candidate]) -> list[Row]:
         """Take the figures of one case and return its rows; they are relative to each other."""
@@ -130,10 +128,10 @@ class KernelReport(Report):
         best = min(right, key=lambda each: each.median_s, default=None)
         floors = [each for each in candidates if each.role == FLOOR and not each.label.startswith(PROBES)]
         bound_s = min((each.median_s for each in floors if each.timed), default=None)
-        rows = []
-        for candidate in candidates:
-            figures = self._figures(case, sets, candidate, bound_s)
-            rows.append({**facts, **figures, "versus": _versus(best if candidate is ours else candidate, ours)})
+        rows = [{**facts, **self._figures(case, sets, candidate, bound_s)} for candidate in candidates]
+        of = {id(candidate): row for candidate, row in zip(candidates, rows, strict=True)}
+        for candidate, row in zip(candidates, rows, strict=True):
+            row["versus"] = _versus(of.get(id(best)) if candidate is ours else row, of.get(id(ours)))
         self.rows += rows
         return rows
 
@@ -159,12 +157,11 @@ class KernelReport(Report):
         }
 
 
-def _versus(above: Candidate | None, ours: Candidate | None) -> Row | None:
+def _versus(above: Row | None, ours: Row | None) -> Row | None:
     """Return how many times as long as ours another takes; of ours, the best of the peers."""
-    if above is None or above.timed is None or ours is None or ours.timed is None:
+    if above is None or above["time_us"] is None or ours is None:
         return None
-    ratio = ratio_row(above.timed.times_s, ours.timed.times_s)
-    return None if ratio is None else {"of": above.label, **ratio}
+    return {"of": above["candidate"], **ratio_of(above["time_us"], ours["time_us"])}
 
 
 # --- how they are shown: a line for each candidate, cases of one series below each other
@@ -173,11 +170,9 @@ def _versus(above: Candidate | None, ours: Candidate | None) -> Row | None:
 def title(row: Row) -> str:
     """Name the series of a row, such as: store fp8, dim 128, bfloat16, random, cold, CUDA graph."""
     kernel, graph = f"{row['kernel']} {row['variant']}".strip(), "CUDA graph" * (row["mode"] == "graph")
-    if row["kernel"] == "radix":
-        return "radix"
     if row["kernel"] == "attention":
         parts = ["ragged" * row["ragged"], f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
-        parts += [f"pages of {row['page_size']}" * (row["variant"] != "prefill")]
+        parts.append(f"pages of {row['page_size']}")
     else:
         parts = [f"dim {row['dim']}", row["type"], row["pattern"], row["heat"]]
     return ", ".join(filter(None, [kernel, *parts, graph]))
@@ -193,23 +188,10 @@ def _figure(name: str, key: str, unit: str = "(us)", width: int = 7, spare: int 
     return Column(name, read, width, unit, spare=spare)
 
 
-def _fact(name: str, key: str, width: int, left: bool = False, spare: int = 0) -> Column:
-    return Column(name, lambda row: f"{' ' * name.startswith(' ')}{row[key]}", width, left=left, spare=spare)
-
-
-PLACES = {  # what names a case; of the other kernels n
-    "radix": (
-        _fact(" operation", "variant", 14, left=True),
-        _fact("tokens", "n", 6),
-        _fact("detail", "detail", 16, left=True, spare=1),
-    ),
-    "attention": (_fact("batch", "n", 6), _fact("tokens", "length", 6)),
-}
 BOUNDS: Mapping[str, Sequence[str]] = {
     "rows": ["rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"],
-    "radix": [],
     "attention": [
-        "bound: 100 is a read of K and V, or a matrix product of as many operations, measured in the same case",
+        "bound: 100 is a read of K and V, measured in the same case",
         "error: largest, as a share of the largest value in float32; who reads no pages has a dense copy, not timed",
     ],
 }
@@ -220,15 +202,15 @@ class KernelView(View):
 
     def columns(self) -> Sequence[Column]:
         config = self.document["config"]
-        kernel, on_gpu, prefill = config["kernel"], config["device"] == "cuda", config["variant"] == "prefill"
-        rate = _figure("rate", "tflops", "TFLOP/s") if prefill else _figure("rate", "gbps", "GB/s", spare=5)
+        attention, on_gpu = config["kernel"] == "attention", config["device"] == "cuda"
         return [
-            *PLACES.get(kernel, (_fact("n", "n", 6),)),
-            Column("candidate", _label, 14 if kernel == "radix" else 18, left=True),
+            Column("batch" if attention else "n", lambda row: str(row["n"]), 6),
+            *([Column("tokens", lambda row: str(row["length"]), 6)] * attention),
+            Column("candidate", _label, 18, left=True),
             _figure("time", "time_us"),
-            rate,
-            *([Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)")] * (kernel != "radix")),
-            *([Column("error", _error, 7)] * (kernel == "attention")),
+            _figure("rate", "gbps", "GB/s", spare=5),
+            Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)"),
+            *([Column("error", _error, 7)] * attention),
             *([_figure("host", "host_us", width=6, spare=6), _figure("wall", "wall_us", width=6, spare=7)] * on_gpu),
             Column("ratio", _ratio, 17, "to ours"),
         ]
@@ -244,7 +226,7 @@ class KernelView(View):
             f"cases: {config['cases']}, measured for about {config['seconds']:g} s; values are compared",
             *(GPU_TIMES if on_gpu else ["time: calls back to back, median of interleaved blocks"]),
             *BOUNDS.get(config["kernel"], BOUNDS["rows"]),
-            "ratio: time of a call over ours, with its 95 % interval; the line of ours (*) has the best peer's",
+            "ratio: the time over ours, and of the middle four fifths of blocks; the line of ours has the best peer's",
         ]
         return [f"# {line}" for line in lines]
 

@@ -20,14 +20,13 @@ from commlib.plan import Plan
 from commlib.tools import timing
 from commlib.tools.baselines import AUTO, PROBE, load
 from commlib.tools.bench.job import Job, calls, forms, joined, left_out
-from commlib.tools.bench.limit import measure_limit
-from commlib.tools.bench.result import BEST, KIND, Bounds, Config, Limit, Measured, PlanInForce, Skipped, Times
+from commlib.tools.bench.result import BEST, KIND, Bounds, Config, Measured, PlanInForce, Skipped, Times
 from commlib.tools.report.document import Report, Row
 from commlib.tools.report.measured import percentiles_us
 from commlib.tools.report.run import UNREAD, Output, until_it_ends
 from commlib.tools.report.schema import to_json
 
-START_S = 3.0  # for the limit, the other libraries and the first calls, about
+START_S = 3.0  # for the other libraries and the first calls, about
 WARMUP_S = 0.3
 SLOW_S = 0.1  # of a call that is measured once where the time is short, at least
 
@@ -47,7 +46,7 @@ def main(job: Job, output: Output, command: str) -> int:
 def _measure(bench: Bench, output: Output) -> None:
     output.open(bench, len(bench.calls))
     bench.start()
-    output.open(bench, len(bench.calls))  # what follows of the head: the limit, the baseline, and what is left out
+    output.open(bench, len(bench.calls))  # what follows of the head: the baseline, and what is left out
     for rows in bench.run(output.show):
         output.rows(rows)
 
@@ -58,7 +57,6 @@ class Bench(Report):
     def __init__(self, comm: Communicator, job: Job, command: str, notes: Sequence[str] = ()) -> None:
         super().__init__(KIND, command)
         self.comm, self.job, self.wrong = comm, job, 0
-        self.limit = Limit(None, "")
         self.baseline: str | None = None
         self.start_s = round(_age_s() + START_S, 1)
         self.calls = list(calls(comm, job))
@@ -66,7 +64,6 @@ class Bench(Report):
 
     def start(self) -> None:
         comm, job = self.comm, self.job
-        self.limit = measure_limit(comm)
         self.twin = timing.twin_of(comm)
         wanted = [*map(load, AUTO[comm.device.type] if job.auto else ()), *job.peers]
         for peer in wanted:
@@ -105,8 +102,8 @@ class Bench(Report):
         )
         plan = PlanInForce(comm.plan.digest, Path(comm.plan.source).name, _match(comm.plan))
         bounds = Bounds(self.wrong, not self.wrong)
-        parts = {"config": config, "plan": plan, "limit": self.limit, "out_of_bounds": bounds}
-        return {**to_json(parts), "rows": self.rows, "notes": self.notes}
+        parts = {"config": config, "plan": plan, "out_of_bounds": bounds}
+        return {**to_json(parts), **super().content()}
 
     def run(self, show: Callable[[int, str], bool]) -> Iterator[list[Row]]:
         """Yield each call's rows as soon as they are there, as long as `show` wants more on rank 0.
@@ -182,15 +179,13 @@ class Bench(Report):
 
     def _figures(self, collective: Collective, size: int, result: timing.Measurement) -> dict[str, Any]:
         rate = size / result.median_s / 1e9
-        bus, limit = rate * collective.bus_factor(self.comm.size), self.limit.at(size)
         issued = result.issue_s if self.comm.device.type == "cuda" else []
         return {
             "time_us": Times(**percentiles_us(result)),
             "iterations": result.iterations,
             "blocks": len(result.times_s),
             "algbw": round(rate, 6),
-            "busbw": round(bus, 6),
-            "of_limit": round(bus / limit, 6) if limit and size else None,
+            "busbw": round(rate * collective.bus_factor(self.comm.size), 6),
             "wrong": result.wrong,
             "host_us": round(median(issued) * 1e6, 4) if issued else None,
         }

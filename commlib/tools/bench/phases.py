@@ -21,7 +21,7 @@ from commlib.errors import CommError, Unsupported
 from commlib.native import library
 from commlib.plan import Plan
 from commlib.tools.bench.job import Job, calls, forms
-from commlib.tools.timing import Candidate, Measurement, Run, buffers_of, graph, measure, plain_on, public_call, twin_of
+from commlib.tools.timing import Candidate, Measurement, Run, buffers_of, measure, plain_on, public_call, twin_of
 from commlib.tools.timing.blocks import undisturbed
 
 PHASES = library.phases().split()
@@ -30,7 +30,7 @@ TRACKS = ("blocks", "senders")  # of kernels, as csrc/device/marks.cuh has them;
 _PHASE_SHIFT = 56
 ROOM = 1 << 19  # stamps of a block of calls
 BLOCKS = 8  # of calls
-MIN_CALLS, MAX_CALLS, LEAD_IN, WAITED_FOR = 3, 96, 16, 15  # of a block; a graph's launch does not count
+MIN_CALLS, MAX_CALLS, LEAD_IN, WAITED_FOR = 3, 96, 16, 15  # of a block
 LOOKS, TRIES = 400, 5  # at the clock, to see what that takes
 HOST, GPU = "host", "gpu"
 DEVICE, GAP = "device", "gap"  # all of what the GPU does; from launch to start, and from the end to who waits for it
@@ -199,19 +199,6 @@ def kernel_durations(call: KernelCall, low: float) -> Parts:
     return {(GPU, phase): ns for phase, ns in means.items()}
 
 
-def of_replay(calls: Sequence[KernelCall], call_ns: float) -> Iterator[Traced]:
-    """Yield the calls of a replay; without marks, one for all.
-
-    A call begins when the one before it has ended. The first has none before it, and is left out unless it is alone.
-    """
-    if not calls[0]:
-        yield Traced(call_ns, {(GPU, DEVICE): call_ns})
-        return
-    behind = list(zip(map(ended, calls), calls[1:], strict=False))
-    for low, call in behind or [(began(calls[0]), calls[0])]:
-        yield Traced(call_ns, kernel_durations(call, low))
-
-
 # --- the calls
 
 
@@ -245,7 +232,7 @@ class Phases:
         for x, _ in pairs:
             x.zero_()
         runs = cycle([self._candidate.prepare(x, out, self.call) for x, out in pairs])
-        make = self._replayed if protocol.graph else self._waited_for if on_gpu else self._in_a_row
+        make = self._waited_for if on_gpu else self._in_a_row
         wanted = int(job.seconds / 2 / (BLOCKS * checked.median_s))
         with undisturbed():
             traced, blocks = make(runs, max(MIN_CALLS, min(MAX_CALLS, wanted)))
@@ -294,25 +281,6 @@ class Phases:
             torch.cuda.synchronize(self.comm.device)
             bounds.append(clock())
         return bounds
-
-    def _replayed(self, runs: Iterator[Run], wanted: int) -> tuple[list[Traced], int]:
-        """Return calls of a replayed graph; one begins when the one before has ended."""
-        traced, blocks = list[Traced](), 0
-        with graph.separate_stream(self.comm.device):
-            starter = graph.Starter(self.comm)
-            self._stamp(ROOM)
-            many = min(wanted, self._load(runs))
-            marked = graph.captured(list(islice(runs, many)))
-            starter.time(marked)
-            self._kernel_calls(many)
-            for _ in range(2 * BLOCKS):
-                call_ns = starter.time(marked) / many * 1e9
-                made = self._kernel_calls(many)
-                traced += of_replay(made, call_ns)
-                blocks = len(made[0])
-            marked.reset()
-            starter.close()
-        return traced, blocks
 
     def _load(self, runs: Iterator[Run]) -> int:
         """Load the kernels with their marks; return how many calls have room for these."""

@@ -9,9 +9,8 @@ from typing import Any, Literal
 from commlib.tools.baselines import PROBE
 from commlib.tools.report.document import Document, Kind
 from commlib.tools.report.document import Row as Json
-from commlib.tools.report.measured import MIN_BLOCKS
-from commlib.tools.report.schema import Count, Number, Positive
-from commlib.tools.report.view import grouped
+from commlib.tools.report.measured import MIN_BLOCKS, ratio_of
+from commlib.tools.report.view import grouped, unfinished
 
 # nccl-tests' names of types; the others are torch's, cut to the column.
 TYPES = {
@@ -35,8 +34,8 @@ class Row:
     """One way to make one call."""
 
     op: str
-    size: Count  # bytes, as nccl-tests counts them
-    count: Count  # elements, as nccl-tests counts them
+    size: int  # bytes, as nccl-tests counts them
+    count: int  # elements, as nccl-tests counts them
     type: str  # torch's name
     redop: str | None
     root: int | None
@@ -62,11 +61,11 @@ class Skipped(Row):
 class Times:
     """Percentiles over the blocks of a call's time on the slowest rank, in µs."""
 
-    p0: Number
-    p10: Positive
-    p50: Positive
-    p90: Positive
-    p100: Number
+    p0: float
+    p10: float
+    p50: float
+    p90: float
+    p100: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,33 +73,32 @@ class Measured(Row):
     """One that was measured."""
 
     time_us: Times
-    iterations: Count  # of a block
-    blocks: Count
-    algbw: Number  # GB/s: size / time
-    busbw: Number  # GB/s: algbw times the bus factor
-    of_limit: Number | None  # busbw as a share of the limit's
-    wrong: Count | None  # elements; null: not compared
-    host_us: Number | None = None  # on GPUs: until the host has made an eager call
+    iterations: int  # of a block
+    blocks: int
+    algbw: float  # GB/s: size / time
+    busbw: float  # GB/s: algbw times the bus factor
+    wrong: int | None  # elements; null: not compared
+    host_us: float | None = None  # on GPUs: until the host has made an eager call
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """What was asked for, and of whom."""
 
-    ranks: Count
+    ranks: int
     backend: str
     mode: Literal["eager", "graph"]
     cores_per_rank: int | None
-    sizes: Sequence[Count]  # bytes asked for
+    sizes: Sequence[int]  # bytes asked for
     types: Sequence[str] | None = None
-    block_us: Number
+    block_us: float
     blocks: tuple[int, int]
-    iterations: Count | None  # of a block; null: as many as fill block_us
-    warmup: Count
-    buffers: Count
+    iterations: int | None  # of a block; null: as many as fill block_us
+    warmup: int
+    buffers: int
     check: bool
-    seconds: Number  # to measure for
-    start_s: Number = 0  # before it
+    seconds: float  # to measure for
+    start_s: float = 0  # before it
     peers: Sequence[str]
     baseline: str | None  # the label that speed-ups are over; best: the fastest peer at each size
 
@@ -113,24 +111,10 @@ class PlanInForce:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """The largest possible bus bandwidth."""
-
-    busbw: Number | None  # GB/s
-    what: str  # was measured
-    by_size: Sequence[tuple[Number, Number]] = ()  # bytes, and the GB/s of calls of so many or more
-
-    def at(self, num_bytes: int) -> float | None:
-        """Return the ceiling of calls of a size: the best of copies of about that size, or larger ones."""
-        about = max((size for size, _ in self.by_size if size <= num_bytes), default=0)
-        return max((rate for size, rate in self.by_size if size >= about), default=self.busbw)
-
-
-@dataclass(frozen=True)
 class Bounds:
     """Wrong elements of all rows."""
 
-    count: Count
+    count: int
     okay: bool
 
 
@@ -140,7 +124,6 @@ class Result(Document):
 
     config: Config
     plan: PlanInForce
-    limit: Limit
     rows: Sequence[Skipped | Measured]
     notes: Sequence[str]
     out_of_bounds: Bounds
@@ -192,9 +175,8 @@ def steady(row: Json) -> bool:
 
 
 def versus(ours: Json, other: Json) -> dict[str, float]:
-    """Return how many times as long the other takes: of medians, and of the middle four fifths of blocks."""
-    a, b = other["time_us"], ours["time_us"]
-    return {"ratio": a["p50"] / b["p50"], "low": a["p10"] / b["p90"], "high": a["p90"] / b["p10"]}
+    """Return how many times as long the other takes."""
+    return ratio_of(other["time_us"], ours["time_us"])
 
 
 def median_us(row: Json) -> float:
@@ -217,6 +199,12 @@ def type_text(name: str) -> str:
 
 
 # --- what follows from all rows
+
+
+def bounds(document: Mapping[str, Any]) -> list[str]:
+    """Return how many values were wrong, and whether the run came to its end."""
+    wrong = document["out_of_bounds"]
+    return [f"# Out of bounds values : {wrong['count']} {'OK' if wrong['okay'] else 'FAILED'}", *unfinished(document)]
 
 
 def only(documents: Sequence[Json], ops: Sequence[str]) -> list[Json]:

@@ -1,4 +1,4 @@
-"""Which library at which size: who is the fastest at each size of each collective, as pages and charts."""
+"""Which library at which size: who is the fastest at each size of each collective, as text and charts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from commlib.counts import counted
-from commlib.tools.bench import table
 from commlib.tools.bench.result import (
-    AGREE,
     FASTER,
+    bounds,
     chosen,
     compared,
     library,
@@ -26,28 +24,19 @@ from commlib.tools.bench.result import (
     steady,
     title,
     versus,
-    with_speedups,
 )
 from commlib.tools.report.chart import OURS as THICK
 from commlib.tools.report.chart import Line, Panel, look
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, ratio_text, size_text
 from commlib.tools.report.measured import ENOUGH, outcome
-from commlib.tools.report.page import GOOD, WARN, Section, Table, html
-from commlib.tools.report.table import Column, fold
-from commlib.tools.report.view import device, grouped, unfinished
+from commlib.tools.report.table import fold
+from commlib.tools.report.view import device, grouped
 
 OURS, LEVEL, UNCLEAR, ONLY_OURS = "commlib", "within 5 %", "too noisy to tell", "no other library"
 NOBODY = (LEVEL, UNCLEAR, ONLY_OURS)
 NAME, CELL = 20, 14  # characters of a collective, and of a time with the ratio behind it
 SIZES, NAMED = 6, 6  # of the page of text at most: columns, and calls that others win
-MARKS = {OURS: "", LEVEL: " =", UNCLEAR: " ?"}  # behind the ratio; another library's name stands there
-RULE = (
-    "The number is the time of the fastest other library divided by commlib's: above 1 commlib is faster. A name "
-    f"behind it is the library that is the fastest; = {LEVEL}; ? {UNCLEAR}; ~ blocks that differ by more than "
-    f"{AGREE:.0%}. commlib is what the plan picks on ordinary tensors. Another library has the fastest of its ways to "
-    "make the call, also on memory that was registered with it. Each has its faster form, in place or out of place."
-)
 
 
 @dataclass(frozen=True)
@@ -56,31 +45,21 @@ class Call:
 
     ours: Row
     best: Row | None
-    interval: Mapping[str, float] | None = None  # how many times as long the best other takes, if the rows have it
-
-    @property
-    def versus(self) -> Mapping[str, float] | None:
-        """How many times as long the best other takes: ratio, low, high."""
-        return self.interval or (versus(self.ours, self.best) if self.best else None)
 
     @property
     def fastest(self) -> str:
-        if self.best is None or self.versus is None:
+        if self.best is None:
             return ONLY_OURS
-        level = LEVEL if 1 / ENOUGH < self.versus["ratio"] < ENOUGH else UNCLEAR
-        return {"faster": OURS, "slower": library(self.best), "level": level}[outcome(self.versus)]
+        interval = versus(self.ours, self.best)
+        level = LEVEL if 1 / ENOUGH < interval["ratio"] < ENOUGH else UNCLEAR
+        return {"faster": OURS, "slower": library(self.best), "level": level}[outcome(interval)]
 
     @property
     def ratio(self) -> str:
         if self.best is None:
             return "-"
         about = "" if steady(self.ours) and steady(self.best) else "~"
-        mark = MARKS.get(self.fastest, f" {self.fastest}")
-        return f"{about}{ratio_text(median_us(self.best) / median_us(self.ours))}{mark}"
-
-    @property
-    def look(self) -> str:
-        return GOOD if self.fastest == OURS else "" if self.fastest in NOBODY else WARN
+        return f"{about}{ratio_text(median_us(self.best) / median_us(self.ours))}"
 
 
 def calls(document: Mapping[str, Any]) -> list[list[Call]]:
@@ -100,39 +79,26 @@ def _nearest(size: int, asked: Sequence[int]) -> int:
     return min(asked, key=lambda each: abs(math.log((size + 1) / (each + 1))))
 
 
-def _overview(document: Mapping[str, Any], sizes: Sequence[int], cell: Any) -> Table:
-    """Return a line for each series, a column for each size; `cell` writes a call."""
-    asked = document["config"]["sizes"]
-    every = calls(document)
-    several = len({of[0].ours["op"] for of in every}) < len(every)  # series of one collective
-    names = [title(of[0].ours) if several else of[0].ours["op"] for of in every]
-    by_size = [{_nearest(call.ours["size"], asked): call for call in of} for of in every]
-    series = list(zip(names, by_size, strict=True))
-
-    def read(size: int, line: tuple[str, Mapping[int, Call]]) -> str:
-        return cell(line[1][size]) if size in line[1] else ""
-
-    def looks(line: tuple[str, Mapping[int, Call]], column: Column) -> str:
-        return next((call.look for size, call in line[1].items() if size_text(size) == column.name), "")
-
-    columns = [Column(size_text(size), partial(read, size), CELL) for size in sizes]
-    name = "The fastest library at each size, and how many times as long the best other takes"
-    return Table(name, [Column("collective", itemgetter(0), NAME, left=True), *columns], series, looks)
-
-
 # --- the page of text
 
 
 def lines(document: Mapping[str, Any], width: int) -> list[str]:
-    asked = document["config"]["sizes"]
+    """Return a line for each series, a column for each of some sizes."""
+    asked, every = document["config"]["sizes"], calls(document)
     room, last = min(SIZES, max(1, (width - NAME) // (CELL + 1))), len(asked) - 1
     sizes = list(dict.fromkeys(asked[-(-at * last // max(room - 1, 1))] for at in range(room)))
-    shown = _overview(document, sizes, lambda call: f"{fitted(median_us(call.ours), 7)} {call.ratio.split()[0]:<6}")
-    names = [column.fit(f"{column.name}{'':7}" if at else "") for at, column in enumerate(shown.columns)]
-    texts = [[column.fit(column.read(item)) for column in shown.columns] for item in shown.items]
-    body = [" ".join(cells).rstrip() for cells in (names, *texts)]
+    body = [" ".join([f"{'':{NAME}}", *(f"{size_text(size)}{'':7}".rjust(CELL) for size in sizes)]).rstrip()]
+    several = len({of[0].ours["op"] for of in every}) < len(every)  # series of one collective
+    for of in every:
+        name = title(of[0].ours) if several else of[0].ours["op"]
+        by_size = {_nearest(call.ours["size"], asked): call for call in of}
+        body.append(" ".join([f"{name:{NAME}.{NAME}}", *(_cell(by_size.get(size)) for size in sizes)]).rstrip())
     what = "# us per call by the plan, then how many times as long the best other takes (~ noisy)"
-    return ["#", *fold([what], width), *body, *fold([*_others(document), *table.bounds(document)], width)]
+    return ["#", *fold([what], width), *body, *fold([*_others(document), *bounds(document)], width)]
+
+
+def _cell(call: Call | None) -> str:
+    return f"{fitted(median_us(call.ours), 7)} {call.ratio:<6}".rjust(CELL) if call else " " * CELL
 
 
 def where(path: Path | None, picture: Path | None, width: int) -> list[str]:
@@ -158,30 +124,6 @@ def _others(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"# others: {others}; faster than ours: {', '.join(won[:NAMED]) or 'none of them'}{more}"
 
 
-# --- the page of HTML
-
-
-def page(document: Mapping[str, Any]) -> str:
-    facts = [line.removeprefix("# ") for line in table.opening(document)]
-    made = Section("made", "How this was measured", code=[document["command"]], notes=facts)
-    when = document["created"][:16].replace("T", " ")
-    title = f"Which library at which size: {device(document)}"
-    return html(title, f"{facts[0]}; {when} UTC", [*sections(document), made])
-
-
-def sections(document: Mapping[str, Any], chart: str = "") -> list[Section]:
-    every, config = calls(document), document["config"]
-    text = [("", verdict([call for of in every for call in of])), *((WARN, text) for text in _problems(document))]
-    tables = [_overview(document, config["sizes"], lambda call: call.ratio)] if every else []
-    shown = [*chosen(document["rows"]), *rivals(document["rows"])]
-    columns = list(table.columns(config))
-    rows = [with_speedups(of, config["baseline"]) for of in grouped(shown, series_of)]
-    return [
-        Section("collectives", "Collectives", chart, [*text, ("", RULE)], tables),
-        Section("figures", "Collectives: figures", tables=[Table(title(of[0]), columns, of) for of in rows]),
-    ]
-
-
 def verdict(every: Sequence[Call]) -> str:
     counts = Counter(call.fastest for call in every)
     total = counts.total() - counts.pop(ONLY_OURS, 0)
@@ -192,27 +134,19 @@ def verdict(every: Sequence[Call]) -> str:
     return f"{text}; {LEVEL}: {counts[LEVEL]}, {UNCLEAR}: {counts[UNCLEAR]}."
 
 
-def _problems(document: Mapping[str, Any]) -> Iterator[str]:
-    yield from (line.removeprefix("# ") for line in unfinished(document))
-    yield from (note for note in document["notes"] if note.startswith("skipped: peer "))
-    if count := document["out_of_bounds"]["count"]:
-        yield f"{counted(count, 'wrong element')} in this run."
-
-
 # --- charts
 
 
 def panels(document: Mapping[str, Any]) -> list[list[Panel]]:
-    """Return the panels of each series: next to other libraries latency and ratio, else latency and bandwidth."""
+    """Return the panels of each series: latency, and next to other libraries the ratio."""
     timed = [row for row in measured(document["rows"]) if median_us(row)]  # a logarithm needs more than nothing
     libraries, ours = dict.fromkeys(map(library, rivals(timed))), dict.fromkeys(map(itemgetter("algorithm"), timed))
     looks = {name: look(at) for at, name in enumerate(ours, len(libraries) + 1)}
     looks |= {name: look(at, linestyle="--") for at, name in enumerate(libraries, 1)}
-    limit = document["limit"]["busbw"]
-    return [_pair(of, looks, limit) for of in grouped(timed, series_of) if of[-1]["size"]]
+    return [_pair(of, looks) for of in grouped(timed, series_of) if of[-1]["size"]]
 
 
-def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float | None) -> list[Panel]:
+def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
     """Compare the plan's choice with each library; where there is none, with each algorithm on plain tensors."""
     others, name = rivals(rows), library
     if not others:
@@ -226,10 +160,7 @@ def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float 
         best = _fastest(others)
         ratio = [Line(None, {size: best[size] / ours[size] for size in ours if size in best}, THICK)]
         return [latency, Panel("commlib next to the best other library", "times as fast", ratio, bottom=0, level=1)]
-    rate = rows[-1]["busbw"] * median_us(rows[-1]) / rows[-1]["size"]  # times size / time: bus bandwidth
-    busbw = [Line(of.label, {size: rate * size / us for size, us in of.points.items()}, of.style) for of in drawn]
-    above = f"limit: {limit:.3g} GB/s" if limit else ""
-    return [latency, Panel(above, "bus bandwidth, GB/s", busbw, bottom=0, level=limit)]
+    return [latency]
 
 
 def _fastest(rows: Sequence[Row]) -> dict[int, float]:

@@ -9,24 +9,19 @@ import time
 import click
 
 from commlib import env
-from commlib.tools.cli.options import read_dtypes
+from commlib.tools.cli.options import Numbers, read_dtypes
+
+DTYPES = "float32,bfloat16,float16"
+MAX_WORLD = 8  # as in commlib.build.device_code, which loads the compiler
 
 
 @click.command()
 @click.option("--arch", metavar="LIST", help="Architectures such as sm_90,sm_100; without it, those of the GPUs here.")
-@click.option("-n", "--ranks", "worlds", metavar="LIST", default="2,4,8", show_default=True, help="Numbers of ranks.")
-@click.option(
-    "-d",
-    "--dtype",
-    "dtypes",
-    metavar="LIST",
-    default="float32,bfloat16,float16",
-    show_default=True,
-    help="Element types of reductions (bf16, half … too), or all.",
-)
+@click.option("-n", "--ranks", "worlds", type=Numbers(MAX_WORLD), default="2,4,8", help="Numbers of ranks.")
+@click.option("-d", "--dtype", "dtypes", metavar="LIST", default=DTYPES, help="Of reductions (bf16 … too), or all.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compiler threads; without it, one for each core.")
 @click.option("-v", "--verbose", is_flag=True, help="Print a line for each kernel.")
-def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose: bool) -> None:
+def build(arch: str | None, worlds: tuple[int, ...], dtypes: str, jobs: int | None, verbose: bool) -> None:
     """Compile the GPU kernels into the cache, so that no call has to wait for the compiler.
 
     No GPU is needed to compile for one: name its architecture. The cache is $COMMLIB_CACHE_DIR.
@@ -48,7 +43,7 @@ def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose:
     requests = [
         Request(source, expression, name)
         for name in _architectures(arch)
-        for source, expression in [*kernels(_worlds(worlds), names), *library.device_kernels()]
+        for source, expression in [*kernels(worlds, names), *library.device_kernels()]
     ]
     tool, start = compiler(), time.perf_counter()
     compiled, failures = 0, []
@@ -82,12 +77,3 @@ def _architectures(text: str | None) -> list[str]:
     if not here:
         raise click.UsageError("no GPU here whose architecture to take; give one, such as --arch sm_90")
     return [f"sm_{major}{minor}" for major, minor in sorted(here)]
-
-
-def _worlds(text: str) -> list[int]:
-    from commlib.build.device_code import MAX_WORLD
-
-    worlds = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
-    if not all(1 <= world <= MAX_WORLD for world in worlds):
-        raise click.BadParameter(f"{text!r} is no list of numbers from 1 to {MAX_WORLD}", param_hint="--ranks")
-    return worlds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,19 +23,17 @@ from commlib.tools.debug.page import brief, document, page, records_document, wr
 from commlib.tools.report.formats import json_text
 
 APART_S = 0.7  # between the two looks at a job
-WATCH_S = 2.0
 WATCHED_S = 0.1, 3600.0  # what --slow can watch
 
 
 @click.command("debug")
 @click.argument("job", type=click.IntRange(min=1), metavar="[JOB|PID]", required=False)
-@click.option("--watch", is_flag=True, help="Look again every 2 s, until Ctrl-C.")
 @click.option("--slow", is_flag=True, help="Watch a job that is slow: where its time goes, and who is late.")
 @click.option("--time", "seconds", type=Seconds(), default="2s", help="How long --slow watches.")
 @click.option("--sites/--no-sites", default=None, help="From now on, ranks record where in the program each call is.")
 @click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Save everything in this folder.")
 @result_options
-def debug(job: int | None, watch: bool, as_json: bool, output: Path | None, **options: Any) -> int:
+def debug(job: int | None, as_json: bool, output: Path | None, **options: Any) -> int:
     """Show what a job hangs in: commlib debug, from another shell, while the job runs.
 
     The job needs no preparation. JOB is the process of any of its ranks, or of what started them; without it, all jobs
@@ -50,16 +47,10 @@ def debug(job: int | None, watch: bool, as_json: bool, output: Path | None, **op
     """
     if not WATCHED_S[0] <= options["seconds"] <= WATCHED_S[1]:
         raise click.UsageError("--time: a job is watched for 100ms to 1h")
-    while True:
-        jobs, starting = jobs_here(job), starting_here(job)
-        if not jobs and not starting:
-            raise click.ClickException(why_none(job))
-        if watch:
-            click.clear()
-        wrong = _show_all(jobs, starting, Result(as_json, output), **options)
-        if not watch:
-            return 3 * wrong
-        time.sleep(WATCH_S)
+    jobs, starting = jobs_here(job), starting_here(job)
+    if not jobs and not starting:
+        raise click.ClickException(why_none(job))
+    return 3 * _show_all(jobs, starting, Result(as_json, output), **options)
 
 
 @dataclass

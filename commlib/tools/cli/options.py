@@ -48,6 +48,24 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # click has one since
         return seconds
 
 
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Whole numbers or sizes, such as 1,64,16K, each once."""
+
+    name = "a,b"
+
+    def __init__(self, high: int = 1 << 40, low: int = 1) -> None:
+        self.low, self.high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            numbers = tuple(dict.fromkeys(env.parse_bytes(item.strip()) for item in str(value).split(",")))
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers; write 1,64,16K", param, ctx)
+        if not self.low <= min(numbers) <= max(numbers) <= self.high:
+            self.fail(f"{value!r} has a number below {self.low} or above {self.high}", param, ctx)
+        return numbers
+
+
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -84,17 +102,6 @@ def write_groups(
         if not only or heading in only:
             with formatter.section(heading):
                 formatter.write_dl(records)
-
-
-def picture(bare: str, text: str) -> dict[str, Any]:
-    """Return the settings of `--plot`: the picture's name without FILE, and what it shows."""
-    return {
-        "type": FILE,
-        "is_flag": False,
-        "metavar": "[FILE]",
-        "flag_value": bare,
-        "help": f"Draw {text}: .png or .svg.",
-    }
 
 
 def ranks_option(default: int | None, text: str, low: int = 1) -> Callable[[F], F]:
@@ -144,14 +151,6 @@ def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) ->
         return None if value is None else env.parse_bytes(value)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
-
-
-def read_sizes(text: str) -> tuple[int, ...]:
-    """Return the bytes of comma-separated sizes, in their order."""
-    try:
-        return tuple(env.parse_bytes(size.strip()) for size in text.split(","))
-    except ValueError as error:
-        raise click.UsageError(f"--bytes {text}: {error}") from None
 
 
 def read_names(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:

@@ -1,90 +1,27 @@
-"""`commlib plan`: what runs at which size and why; check plan files."""
+"""`commlib plan`: what runs at which size and why."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from commlib.counts import counted
 from commlib.tools.cli.options import (
+    Numbers,
     Result,
     known_name,
     ranks_option,
     read_dtypes,
-    read_sizes,
     result_options,
 )
 from commlib.tools.cli.removed import Group
-from commlib.tools.report.document import Kind
-from commlib.tools.report.schema import Count
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
-
-
-@dataclass(frozen=True)
-class PlanFit:
-    """The machine that the plan was measured on, next to this one; a total of 0: the plan names none."""
-
-    score: Count
-    total: Count
-    differences: list[str]
-    description: str
-
-
-@dataclass(frozen=True)
-class PlanRange:
-    """A range of sizes of a rule; a * stands for all."""
-
-    op: str
-    dtype: str
-    redop: str
-    placement: str
-    mode: str
-    above: int | None  # bytes; null: from the smallest
-    up_to: int | None  # bytes, including; null: without end
-    choice: str  # the algorithm and its parameters
-    gain: float | None  # how much faster than the runner-up, as measured
-    runner_up: str | None
-    rule: str
-
-
-@dataclass(frozen=True)
-class PlanDocument:
-    """The ranges of a plan for one number of ranks, in the order in which rules decide."""
-
-    schema: str
-    version: int
-    source: str
-    digest: str
-    ranks: int
-    fit: PlanFit
-    pinned: dict[str, str]  # collective: the algorithm that the environment pins it to
-    rows: list[PlanRange]
-
-
-@dataclass(frozen=True)
-class Explained:
-    """The calls of `commlib plan explain`, by one plan."""
-
-    schema: str
-    version: int
-    op: str
-    type: str
-    ranks: int
-    mode: Literal["eager", "graph"]
-    digest: str
-    source: str
-    rows: list[dict[str, Any]]  # of each call: size, placement, algorithm, params and why
-
-
-EXPLAINED = Kind("commlib.plan.explained", 2, "commlib plan explain --json", of=Explained)
-KIND = Kind("commlib.plan.shown", 3, "commlib plan show --json", of=PlanDocument)
 
 
 @click.group(cls=Group)
@@ -96,12 +33,7 @@ def plan() -> None:
 
 
 _ranks = ranks_option(2, "Number of ranks.")
-_backend = click.option(
-    "--backend",
-    default="auto",
-    show_default=True,
-    help="Backend whose plan to use without PLAN; auto: as in init().",
-)
+_backend = click.option("--backend", default="auto", help="Backend whose plan to use without PLAN; auto: as in init().")
 
 
 @plan.command()
@@ -110,7 +42,7 @@ _backend = click.option(
 @_backend
 @result_options
 def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
-    """Print the rules of PLAN, or of the plan that `init()` would take here.
+    """Print the rules of PLAN, or of the plan that `init()` would take here; of a faulty file, its first mistake.
 
     The document of --json has the ranges for -n ranks, and how well the plan fits this machine.
     """
@@ -122,32 +54,28 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 
 @plan.command()
 @click.argument("op")
-@click.option("--sizes", "--bytes", "sizes", metavar="A,B", default="1M", show_default=True, help="Such as 64K,1M.")
-@click.option("-d", "--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
-@click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
+@click.option("--sizes", "--bytes", "sizes", type=Numbers(low=0), default="1M", help="Such as 64K,1M.")
+@click.option("-d", "--dtype", default="float32", help="Element type: torch's name, or bf16, fp8 …")
+@click.option("--redop", default="sum", help="Reduction, if the operation reduces.")
 @click.option(
     "--placement",
     type=click.Choice(["plain", "symmetric", "both"]),
     default="plain",
-    show_default=True,
     help="symmetric: the tensor comes from comm.empty().",
 )
 @click.option(
     "--mode",
     type=click.Choice(["eager", "graph"]),
     default="eager",
-    show_default=True,
     help="graph: the call is captured into a CUDA graph.",
 )
-@click.option(
-    "--max-sms", default=0, show_default=True, type=click.IntRange(0), help="Multiprocessors of the call; 0: no limit."
-)
+@click.option("--max-sms", default=0, type=click.IntRange(0), help="Multiprocessors of the call; 0: no limit.")
 @click.option("--async-op", is_flag=True, help="An asynchronous call: on GPUs it leaves multiprocessors to others.")
 @click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
 @_ranks
 @_backend
 @result_options
-def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str, **call: Any) -> None:
+def explain(op: str, sizes: tuple[int, ...], placement: str, plan: str | None, backend: str, **call: Any) -> None:
     """Say which algorithm a call of OP gets, with which parameters, and why."""
     from commlib.collectives import COLLECTIVES, REDOPS
     from commlib.plan.rules import Query
@@ -161,7 +89,7 @@ def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str,
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
-    for size in read_sizes(sizes):
+    for size in sizes:
         for memory in ("plain", "symmetric") if placement == "both" else (placement,):
             query = Query(op, size, element, call["redop"], call["ranks"], memory, call["mode"])
             why = chosen.explain(**asdict(query), **limits)
@@ -173,43 +101,18 @@ def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str,
             named = ", ".join(f"{name} {value}" for name, value in params.items())
             for line in [*str(why).splitlines(), *([f"  parameters: {named}"] if params else [])]:
                 result.say(fold.fill(line))
-    head = {"schema": EXPLAINED.name, "version": EXPLAINED.version, "op": op, "type": element, "ranks": call["ranks"]}
+    head = {"schema": "commlib.plan.explained", "version": 2, "op": op, "type": element, "ranks": call["ranks"]}
     facts = {"mode": call["mode"], "digest": chosen.digest, "source": Path(chosen.source).name}
     result.finish({**head, **facts, "rows": rows}, rows)
 
 
-@plan.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@result_options
-@click.pass_context
-def validate(ctx: click.Context, /, files: tuple[str, ...], **where: Any) -> None:
-    """Check plan files: keys, values and names.
-
-    Print the first mistake of each file on standard error, and exit with 1 if there is one.
-    """
-    from commlib.core.setup import check_names, usable
-
-    result, rows = Result(**where), list[dict[str, str]]()
-    for file in files:
-        try:
-            checked = _open(file)
-            backend = checked.fingerprint.get("backend", "")
-            check_names(checked, usable(backend), backend)
-            result.say(f"{file}: OK, {counted(len(checked.rules), 'rule')}, plan {checked.digest}")
-            rows.append({"file": file, "digest": checked.digest, "wrong": ""})
-        except ValueError as error:
-            click.echo(f"commlib: {error}", err=True)
-            rows.append({"file": file, "digest": "", "wrong": str(error)})
-    result.finish({"schema": "commlib.plan.validated", "version": 1, "rows": rows}, rows)
-    ctx.exit(int(any(row["wrong"] for row in rows)))
-
-
 def _document(plan: Plan, world: int) -> dict[str, Any]:
+    """Return the ranges for so many ranks, in the order in which rules decide, and how well the plan fits."""
     rows = [
         {
             **{key: getattr(rule, key) for key in ("op", "dtype", "redop", "placement", "mode")},
-            "above": above,
-            "up_to": entry.max_bytes,
+            "above": above,  # bytes; null: from the smallest
+            "up_to": entry.max_bytes,  # including; null: without end
             "choice": entry.choice,
             **{key: getattr(entry, key) for key in ("gain", "runner_up")},
             "rule": f"rules[{rule.number}]",
@@ -218,11 +121,13 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
         for above, entry in rule.spans()
     ]
     return {
-        "schema": KIND.name,
-        "version": KIND.version,
-        **{"source": plan.source, "digest": plan.digest, "ranks": world},
+        "schema": "commlib.plan.shown",
+        "version": 3,
+        "source": plan.source,
+        "digest": plan.digest,
+        "ranks": world,
         "fit": {**asdict(plan.fit), "description": plan.fit.description},
-        "pinned": dict(plan.pinned),
+        "pinned": dict(plan.pinned),  # collective: the algorithm that the environment pins it to
         "rows": rows,
     }
 

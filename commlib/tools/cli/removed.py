@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import click
 
+from commlib import env
 from commlib.errors import meant
 
 REMOVED = {
+    "bench radix": "run benchmarks/radix_trees.py of a checkout",
     "plan diff": "write both plans with `commlib plan show PLAN --json`, and compare the files with diff",
+    "plan validate": "`commlib plan show FILE` names the first mistake of a file",
     "plan threshold": "write `Plan.threshold(…).file_text` of Python, or edit a copy of a shipped plan",
     "plan export": "read the sizes from `commlib plan show --json`",
-    "profile": "`commlib bench index|store|metadata|attention|radix` measures kernels, "
+    "profile": "`commlib bench index|store|metadata|attention` measures kernels, "
     "`commlib bench OP --phases` one call, and `commlib plan explain` replaces --analyze",
     "radix": "run make_traces.py and simulate.py in benchmarks/radix of a checkout",
 }
@@ -23,18 +26,37 @@ OPTIONS = {
     "--force": "`commlib tune` writes nothing that is slower than the fastest by --margin",
     "--results": "`commlib bench OP --algorithms auto` measures what a call takes",
     "--seed": "nothing here is drawn at random",
+    "--params": "parameters stand in a plan (--plan FILE); `commlib tune` tries several",
+    "--window": "a message is sent when the one before has arrived; for windows of messages run osu_bw",
+    "--overlap": "benchmarks/beside.py of a checkout times calls next to matrix products",
+    "--percentiles": "the JSON has p0, p10, p50, p90 and p100 of each row: -o results.json",
     "--show": "`commlib report -o FOLDER` writes the pages again, and measures only what is not done",
     "--skip": "name the steps to measure with --only",
+    "--watch": "run `watch commlib debug`",
     "--native": "run `py-spy dump --native --pid PROCESS` or gdb on the process that `commlib debug` names",
     "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
     "--flush": "cold cases whose tensors fit into the cache find it empty, always",
     "--compare-patterns": "run it twice: --pattern sequential and --pattern random",
     "--plot": "draw the figures of -o FILE, or of the samples next to a plan",
-    "--ncu": "start it: ncu --kernel-name=regex:KERNEL --launch-count=1 commlib bench KERNEL …",
+    "--phase": "decoding is measured; prompts run on kernels of other libraries",
+    "--ncu": "start it: ncu --kernel-name=regex:NAME --launch-count=1 commlib bench …",
     "--trace": "--phases has a table of all ranks, and -o FILE its figures",
-    "--nsys": "start it: nsys profile commlib bench KERNEL …",
+    "--nsys": "start it: nsys profile commlib bench …",
 }
 """An option that a command has no more, and what does its work now."""
+OF_OTHERS = {
+    "-g": "a rank for each GPU: -n 8",
+    "--ngpus": "a rank for each GPU: -n 8",
+    "-i": "sizes grow by a factor (-f 2) or are named (--sizes 1M,2M,3M); iterations are --iters 100",
+    "-x": "iterations before the clock are -w 5",
+    "-m": "calls are not aggregated, each has its own place in line; sizes are -b 8 -e 1M",
+    "-N": "for how long to measure is --time 60",
+    "--op": "the reduction is --redop sum",
+    "--datatype": "the element type is -d bf16",
+    "-G": "replays of CUDA graphs are timed with --graph",
+    "-T": f"the deadline of a wait is the variable {env.TIMEOUT_S.name}",
+}
+"""An option of nccl-tests or of OSU's benchmarks that `commlib bench` has not, and what to type here."""
 
 
 class Group(click.Group):
@@ -45,8 +67,7 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is called, as click does; for one that does not exist raise what to type."""
         name = " ".join([*ctx.command_path.split()[1:], *args[:1]])
-        if name in REMOVED:
-            ctx.fail(f"`commlib {name}` was removed; {REMOVED[name]}")
+        refuse_removed(ctx, name)
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-"):
             ctx.fail(f"no command {args[0]!r}{meant(args[0], known)}")
@@ -59,14 +80,15 @@ class Group(click.Group):
             formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in commands if command])
 
 
+def refuse_removed(ctx: click.Context, name: str) -> None:
+    if name in REMOVED:
+        ctx.fail(f"`commlib {name}` was removed; {REMOVED[name]}")
+
+
 def no_such_option(error: click.NoSuchOption) -> click.UsageError:
     """Return the error for an unknown option: what replaces it, or the one that was meant, if the help has it."""
-    successor = OPTIONS.get(error.option_name)
-    if error.ctx is not None and error.ctx.info_name == "bench":
-        from commlib.tools.cli.bench.foreign import OPTIONS as OF_BENCH
-
-        successor = next((text for names, text in OF_BENCH.items() if error.option_name in names), successor)
-    if successor:
+    of_bench = OF_OTHERS if error.ctx is not None and error.ctx.info_name == "bench" else {}
+    if successor := of_bench.get(error.option_name) or OPTIONS.get(error.option_name):
         return click.UsageError(f"no option {error.option_name}; {successor}", error.ctx)
     params = error.ctx.command.params if error.ctx is not None else []
     shown = [param for param in params if isinstance(param, click.Option) and not param.hidden]

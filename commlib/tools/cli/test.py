@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -19,31 +18,7 @@ from commlib.tools.report.document import Document, Kind, Report, Row
 BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective
 
 
-@dataclass(frozen=True)
-class CheckedAlgorithm:
-    """One algorithm on one number of ranks."""
-
-    ranks: int
-    backend: str
-    op: str
-    algorithm: str
-    wrong: str  # the first thing that is wrong, with its rank; empty: nothing
-
-
-@dataclass(frozen=True)
-class CheckedDocument(Document):
-    rows: list[CheckedAlgorithm]
-    notes: list[str]  # what was left out, and why
-
-
-KIND = Kind("commlib.test", 1, "commlib test --json", of=CheckedDocument)
-
-
-class Checked(Report):
-    """Collects what was checked, and what was left out."""
-
-    def content(self) -> dict[str, Any]:
-        return {"rows": self.rows, "notes": self.notes}
+KIND = Kind("commlib.test", 1, "commlib test --json", of=Document)
 
 
 @click.command(cls=RankCommand)
@@ -62,7 +37,7 @@ def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None
     names = [known_name(only, COLLECTIVES, "collective")] if only is not None else list(COLLECTIVES)
     if ranks is not None:
         capacity.check(ranks, "auto", lambda ranks: BUFFER_BYTES)
-    start, report, result = time.perf_counter(), Checked(KIND, command_line(ctx)), Result(**where)
+    start, report, result = time.perf_counter(), Report(KIND, command_line(ctx)), Result(**where)
     for size, backend in itertools.product(sizes, BACKENDS):
         if note := _left_out(backend, size):
             report.notes.append(note)

@@ -5,11 +5,9 @@ The ranks do nothing for it: their records are mapped here, and read hundreds of
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -236,9 +234,6 @@ def sentences(records: Sequence[Record], job: Job, slow: Slowness) -> list[str]:
     )
     text = f"ranks wait for others {waits} of their time, move data {moves}, and are in the program {program}"
     lines.append(text if lines else f"no rank is late: {text}")
-    cores = _cores_of(job)
-    if not slow.late and len(slow.ranks) > cores and any(one.waits > LATE_SHARE for one in slow.ranks):
-        lines.append(f"{len(slow.ranks)} ranks share {counted(cores, 'core')}: they wait for their turn on these")
     if far := [rank.number for rank in job.ranks.values() if rank.host]:
         lines.append(f"{ranks_text(far)} {'is' if len(far) == 1 else 'are'} on other hosts: run this there, too")
     return lines
@@ -253,11 +248,3 @@ def _late_text(one: RankTime, seconds: float, where: Counter[str]) -> str:
     for place, count in where.most_common(1):
         text += f"; then {place} ({count} of {counted(where.total(), 'look')})"
     return text
-
-
-def _cores_of(job: Job) -> int:
-    cores: set[int] = set()
-    for pid in job.ranks:
-        with suppress(OSError):
-            cores |= os.sched_getaffinity(pid)
-    return len(cores)

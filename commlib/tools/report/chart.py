@@ -31,7 +31,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over a logarithm of sizes or counts."""
+    """Lines over a logarithm of sizes."""
 
     title: str
     ylabel: str = ""
     lines: Sequence[Line] = ()
-    xlabel: str = ""  # "": sizes in bytes
     log_y: bool = False
     bottom: float | None = None
     level: float | None = None  # dashed across
@@ -125,7 +123,6 @@ def _figure(rows: Rows, title: str) -> Figure:
         for panel, axis in zip(panels, axes, strict=False):
             _curves(panel, axis)
             axis.set_title(panel.title, fontsize=10)
-            axis.set_xlabel(panel.xlabel)
             axis.set_ylabel(panel.ylabel)
             entries |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if entries:
@@ -142,22 +139,15 @@ def _curves(panel: Panel, axis: Axes) -> None:
         axis.axhline(panel.level, color=INK, linestyle=(0, (6, 3)), linewidth=1, zorder=1)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_locator(LogLocator(2, numticks=8))
-    axis.xaxis.set_major_formatter(_number if panel.xlabel else _size)
+    axis.xaxis.set_major_formatter(_size)
     axis.set_xticks([], minor=True)
     if panel.log_y:
         axis.set_yscale("log")
-        axis.yaxis.set_major_formatter(_number)
-        low, high = axis.get_ylim()
-        axis.yaxis.set_minor_formatter(_number)
-        if high > FEW_DECADES * low:
-            axis.set_yticks([], minor=True)
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_yticks([], minor=True)
     axis.set_ylim(panel.bottom)
     axis.tick_params(labelsize=8, which="both")
     axis.grid(True, which="major", color="grey", alpha=0.25)
-
-
-def _number(value: float, position: float) -> str:
-    return f"{value:g}"
 
 
 def _size(value: float, position: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -101,7 +100,7 @@ class Kind:
         return fault(document, self.of, "").removeprefix(".").removeprefix(": ")
 
 
-class Report(ABC):
+class Report:
     """Collects what a run measures and makes the document of what is there so far."""
 
     def __init__(self, kind: Kind, command: str, device: str = "") -> None:
@@ -125,9 +124,9 @@ class Report(ABC):
             **self.content(),
         }
 
-    @abstractmethod
     def content(self) -> dict[str, Any]:
         """Return what this kind has in addition."""
+        return {"rows": self.rows, "notes": self.notes}
 
 
 def unpacked(content: Any) -> list[Any]:

@@ -71,7 +71,5 @@ def read_json(path: Path, command: str) -> Any:
             raise ValueError(f"{path} ends in line {error.lineno}, in the middle: copy or measure it again") from None
         remedy = f"give the JSON that `{command} -o` writes"
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}; {remedy}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deep to be from `{command}`") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}; measure again") from None
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{path} is not from `{command}`: {error}") from None

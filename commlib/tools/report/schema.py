@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-Number = Annotated[float, ("minimum", 0)]
-Positive = Annotated[float, ("exclusiveMinimum", 0)]
-Count = Annotated[int, ("minimum", 0)]
-BOUNDS = {
-    "minimum": (operator.ge, "less than"),
-    "exclusiveMinimum": (operator.gt, "not above"),
-    "maximum": (operator.le, "more than"),
-}
 NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 LONGEST = 60  # characters of a value in a fault
 
@@ -38,13 +29,6 @@ def required(field: Field[Any]) -> bool:
 def fault(value: Any, kind: Any, place: str) -> str:
     """Return where a value from JSON does not fit a type, and how; "" where it does. It may have more than that."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        broken = (
-            f"{place}: {value} is {BOUNDS[name][1]} {bound}"
-            for name, bound in arguments[1:]
-            if not BOUNDS[name][0](value, bound)
-        )
-        return fault(value, arguments[0], place) or next(broken, "")
     if origin in (Union, types.UnionType):
         faults = [fault(value, choice, place) for choice in arguments]
         return "" if "" in faults else max(faults, key=lambda text: text.index(":"))  # of all, what comes the furthest
@@ -68,7 +52,7 @@ def fault(value: Any, kind: Any, place: str) -> str:
 
 @cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+    return get_type_hints(kind)
 
 
 def _first(parts: Iterable[tuple[Any, Any, str]]) -> str:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from commlib.tools.report.chart import Rows, draw, svg
+from commlib.tools.report.chart import Rows, draw
 from commlib.tools.report.document import Row
-from commlib.tools.report.formats import csv_text, json_text
-from commlib.tools.report.page import BAD, Section, Table, markdown
+from commlib.tools.report.formats import csv_text, escaped, json_text, markdown_table
 from commlib.tools.report.table import Column, fold
 from commlib.tools.report.table import Table as Terminal
 
@@ -26,7 +25,7 @@ class View(ABC):
 
     def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
         self.document = document
-        self.width = shutil.get_terminal_size().columns if width is None else width
+        self.width = terminal_columns() if width is None else width
         self.layout = Terminal(self.columns(), self.width)
 
     @abstractmethod
@@ -88,23 +87,19 @@ class View(ABC):
         return "\n".join([*lines, *self.ending()])
 
     def md(self) -> str:
-        return markdown(self._section("", "", ""))
+        """Return a table below each heading, and what stands above and below as a list."""
+        parts = [] if self.document.get("complete", True) else [escaped(f"Not complete: {self.document['ended']}.")]
+        for rows in self.by_series():
+            table = markdown_table(self.columns(), self.items(rows))
+            parts += [f"### {escaped(self.title(rows))}", "\n".join(table)]
+        notes = (line.removeprefix("#").strip() for line in (*self.opening(), *self.closing()))
+        return "\n\n".join([*parts, "\n".join(f"- {escaped(note)}" for note in notes if note)])
 
     def csv(self) -> str:
         return csv_text([item for rows in self.by_series() for item in self.items(rows)])
 
     def json(self) -> str:
         return json_text(self.document)
-
-    def section(self, name: str, title: str) -> Section:
-        """Return the section of a page that has charts, a table for each series, and what follows as notes."""
-        return self._section(name, title, svg(self.chart_title(), panels) if (panels := self.panels()) else "")
-
-    def _section(self, name: str, title: str, drawn: str) -> Section:
-        ended = [] if self.document.get("complete", True) else [(BAD, f"Not complete: {self.document['ended']}.")]
-        tables = [Table(self.title(rows), self.columns(), self.items(rows), _wrong) for rows in self.by_series()]
-        notes = [text for line in (*self.opening(), *self.closing()) if (text := line.removeprefix("#").strip())]
-        return Section(name, title, drawn, ended, tables, notes=notes)
 
     def panels(self) -> Rows:
         return []
@@ -116,8 +111,9 @@ class View(ABC):
         draw(path, self.chart_title(), self.panels())
 
 
-def _wrong(item: Any, column: Column) -> str:
-    return BAD if isinstance(item, dict) and item.get("wrong") else ""
+def terminal_columns() -> int:
+    """Return the width of the terminal; of a pipe or a file one into which every column fits."""
+    return shutil.get_terminal_size((160, 24)).columns
 
 
 def device(document: Mapping[str, Any]) -> str:

@@ -16,7 +16,6 @@ from commlib.tools.timing.candidate import (
     public_call,
     twin_of,
 )
-from commlib.tools.timing.figures import Ratio, ratio_of_medians
 from commlib.tools.timing.graph import separate_stream
 from commlib.tools.timing.protocol import buffers_of, measure, measure_calls, measure_on_one_device
 
@@ -26,7 +25,6 @@ __all__ = [
     "Measurement",
     "Prepare",
     "Protocol",
-    "Ratio",
     "Run",
     "bits",
     "block_seconds",
@@ -41,7 +39,6 @@ __all__ = [
     "plain_on",
     "poison",
     "public_call",
-    "ratio_of_medians",
     "separate_stream",
     "twin_of",
 ]

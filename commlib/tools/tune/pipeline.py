@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from commlib.counts import counted
-from commlib.tools.timing import Protocol, Run, measure_calls, ratio_of_medians
+from commlib.tools.timing import Protocol, Run, measure_calls
+from commlib.tools.tune.choose import views
 from commlib.tp.pipeline import Chunks, Pipeline
 
 CHUNKS: Sequence[Chunks] = (2, (1, 2, 1), 4, 8)
@@ -22,9 +24,10 @@ def tune_pipeline(
 ) -> dict[int, Chunks]:
     """Measure the rule of a pipeline, set it, and return it; every rank must call this with the same arguments.
 
-    Several chunks are chosen where they are faster than one by more than measuring varies. `prepare` returns what
-    computes so many tokens with this pipeline: Llama.between; values do not count. A batch is computed as the largest
-    of `tokens` that is not above it. `chunks` are numbers of chunks, or shares; each of `tokens` takes `seconds`.
+    Several chunks are chosen where both halves of their blocks and the lower quartile are faster than those of one.
+    `prepare` returns what computes so many tokens with this pipeline: Llama.between; values do not count. A batch is
+    computed as the largest of `tokens` that is not above it. `chunks` are numbers of chunks, or shares; each of
+    `tokens` takes `seconds`.
     """
     before, rule = pipeline.rule, dict[int, Chunks]()
     try:
@@ -35,7 +38,8 @@ def tune_pipeline(
             calls = {label: [run] for label in by_label}
             protocol, name = Protocol(blocks=BLOCKS, budget_s=seconds), counted(count, "token")
             whole, *others = measure_calls(pipeline.comm, calls, protocol, name, enters)
-            faster = [each for each in others if ratio_of_medians(whole.times_s, each.times_s).low > 1]
+            at_once = views(whole.times_s)
+            faster = [each for each in others if all(map(operator.lt, views(each.times_s), at_once))]
             rule[count] = by_label[min(faster, key=lambda each: each.median_s, default=whole).label]
         before = rule
     finally:

@@ -53,6 +53,7 @@ class Setup:
     machine: Mapping[str, Any]  # its fingerprint
     by_mode: bool
     settings: Settings
+    until: int | None = None  # bytes: larger calls keep what the plan in force has; None: new rules have no end
 
     def incumbent(self, case: Case, size: int) -> Option | None:
         """Return what the plan in force runs, PLAIN where its plain rules decide, None without a rule."""
@@ -80,10 +81,19 @@ class Setup:
         now = partial(self.incumbent, case)
         return Table(case, dtype, mode, samples, choose(samples, self.settings, now), now)
 
+    def rule(self, table: Table) -> Rule:
+        """Return the rule of a table; beyond what was measured runs what the plan in force has there, if it has any."""
+        new = rule_of(table, self.world)
+        if self.until is None or self.incumbent(table.case, self.until + 1) is None:
+            return new
+        before = next((rule.ranges for rule in self.base.rules if _same_calls(rule, new)), ())
+        larger = (entry for entry in before if entry.max_bytes is None or entry.max_bytes > self.until)
+        return replace(new, ranges=(*new.ranges[:-1], replace(new.ranges[-1], max_bytes=self.until), *larger))
+
     def plan(self, table: Table, source: str) -> Plan:
         """Return the plan in force with the rule of a table, before the rules that are for as many types."""
-        new = rule_of(table, self.world)
-        rules = [r for r in self.base.rules if replace(r, ranges=new.ranges, fallback=new.fallback) != new]
+        new = self.rule(table)
+        rules = [rule for rule in self.base.rules if not _same_calls(rule, new)]
         same = [(r.op, r.placement, r.redop) == (new.op, new.placement, "*") for r in rules]
         before = (at for at, rule in enumerate(rules) if same[at] and rule.dtype in ("*", new.dtype))
         rules.insert(next(before, len(rules)), new)
@@ -100,6 +110,10 @@ class Setup:
         """Return the file of samples of the tables, and the cases of the file before that were not measured again."""
         cases = {**before, **{f"{table.case}, {self.world} ranks": table.samples.document() for table in tables}}
         return {"schema": SCHEMA, "version": VERSION, "fingerprint": dict(self.machine), "cases": cases}
+
+
+def _same_calls(rule: Rule, other: Rule) -> bool:
+    return replace(rule, ranges=other.ranges, fallback=other.fallback) == other
 
 
 def rule_of(table: Table, world: int) -> Rule:

@@ -29,7 +29,7 @@ from commlib.tools.report.run import printed, until_it_ends
 from commlib.tools.timing import Candidate, Protocol, fingerprint, measure, pinned, plain_on, twin_of
 from commlib.tools.tune.case import PLAIN, SAMPLES, Case, Option, Samples, cases_of, read_samples
 from commlib.tools.tune.choose import Settings, views
-from commlib.tools.tune.rules import Setup, Table, rule_of
+from commlib.tools.tune.rules import Setup, Table
 
 PER_OP_S, USED = 60.0, 0.9  # from the start to the plan; the first blocks of large sizes may take more than their share
 HIGH_CPU, HIGH_GPU = 64 << 20, 256 << 20
@@ -43,13 +43,17 @@ class Tuning:
     def __init__(self, comm: commlib.Communicator, order: SimpleNamespace, started: float) -> None:
         self.comm, self.order, self.started = comm, order, started
         gpu = comm.device.type == "cuda"
-        self.high = order.high or (HIGH_GPU if gpu else HIGH_CPU)
+        largest = HIGH_GPU if gpu else HIGH_CPU
+        self.high = order.high or largest
         dtypes = order.dtypes or ((torch.bfloat16, torch.float32) if gpu else (torch.float32, torch.bfloat16))
         modes = order.modes or (("graph", "eager") if gpu else ("eager",))
         if not gpu and "graph" in modes:
             raise ValueError(f"--mode graph needs GPUs; the ranks use {comm.device} (backend {comm.backend})")
         machine = {"backend": comm.backend, **fingerprint(comm.backend)}
-        self.setup = Setup(comm.plan, comm.size, machine, gpu, Settings(order.margin, order.spare, order.fresh))
+        settings = Settings(order.margin, order.spare, order.fresh)
+        until = self.high if self.high < largest else None
+        self.setup = Setup(comm.plan, comm.size, machine, gpu, settings, until)
+        self.seconds = order.seconds or PER_OP_S * len(order.ops)
         self.device = str(machine["device"])
         self.path = order.output or user_path(comm.backend, self.device, comm.size)
         self.before = self.path.read_text(encoding="utf-8") if self.path.is_file() else None
@@ -68,17 +72,16 @@ class Tuning:
         comm, order = self.comm, self.order
         self.say(
             f"# commlib {commlib.__version__} tune: {comm.size} ranks on {comm.backend}, {self.device}",
-            f"# {counted(len(self.cases), 'table')} of {size_text(order.low)} to {size_text(self.high)}; "
-            f"plan in force {comm.plan.digest} from {comm.plan.source}",
+            f"# {counted(len(self.cases), 'table')} of {size_text(order.low)} to {size_text(self.high)} in about "
+            f"{self.seconds:g} s; plan in force {comm.plan.digest} from {comm.plan.source}",
         )
         self._twin = twin_of(comm)  # where plans are switched, so the ranks' own exchanges are left alone
         for done, case in enumerate(self.cases):
-            total_s = USED * (order.seconds or PER_OP_S * len(order.ops))
-            share_s = max(self.started + total_s - time.monotonic(), 1.0) / (len(self.cases) - done)
+            share_s = max(self.started + USED * self.seconds - time.monotonic(), 1.0) / (len(self.cases) - done)
             samples = self._samples(case, time.monotonic() + share_s)
             if samples.sizes:
                 self.tables[case] = table = self.setup.table(case, self.cases, samples)
-                self.say(*table_lines(table, comm.size))
+                self.say(*table_lines(table, self.setup))
                 if table.changes or order.fresh:
                     self.setup = replace(self.setup, base=self.setup.plan(table, str(self.path)))
                     self.changed.append(table)
@@ -164,15 +167,18 @@ class Tuning:
             printed([json_text({**self.setup.samples(tables, {}), "plan": plan.document})])
 
 
-def table_lines(table: Table, world: int) -> Iterator[str]:
+def table_lines(table: Table, setup: Setup) -> Iterator[str]:
     """Yield what was chosen in a case by size, what that costs, and what it changes."""
     costs = [(of := table.samples.medians(size))[o] / min(of.values()) - 1 for size, o in table.choice.items()]
     types = table.dtype.replace("*", "all types")
     yield from ("#", f"# {table.case}: for {types}", f"# {'up to':>6}   {'gain over':<26} runs")
-    for entry in rule_of(table, world).ranges:
+    entries = setup.rule(table).ranges
+    for entry in entries:
         until = "rest" if entry.max_bytes is None else about(entry.max_bytes)
         gain = "" if entry.gain is None else f"{percent_text(entry.gain)}%"
         yield f"{until:>8}  {gain:>6} {entry.runner_up or '':<19} {entry.choice}"
+    if entries[-1].max_bytes is not None:
+        yield "# larger calls, which were not measured: as in the plan in force"
     yield f"# {percent_text(fmean(costs))}% slower than the fastest of each size, at most {percent_text(max(costs))}%"
     for sizes, now, option in table.changes:
         ratios = [of[now] / of[option] for size in sizes if now and now in (of := table.samples.medians(size))]
@@ -214,7 +220,7 @@ def rebuild(source: Path, order: SimpleNamespace) -> int:
         for case, samples in cases.items():
             setup = Setup(plan, world, machine, machine["backend"].startswith("nccl"), settings)
             table = setup.table(case, list(cases), samples)
-            printed(list(table_lines(table, world)))
+            printed(list(table_lines(table, setup)))
             plan = setup.plan(table, str(path))
     if not order.dry_run:
         write(path, plan.file_text)

@@ -53,6 +53,5 @@ KERNELS = {
         sweep_rows=(1, 16, 64, 256, 512, 1024, 4096, 16384, 32768),
         variant=("fp8", "Caches of float8_e4m3fn, with scales."),
     ),
-    "attention": Kernel("Attention over a paged cache, or of whole prompts, next to a ceiling."),
-    "radix": Kernel("RadixCache and prefix_match from Python on the CPU."),
+    "attention": Kernel("Attention of single queries over a paged cache, next to a ceiling."),
 }

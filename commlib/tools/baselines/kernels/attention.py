@@ -1,25 +1,22 @@
-"""attention: decoding over a paged cache, or a causal prefill; ceilings are a read of the bytes, and a product."""
+"""attention: decoding over a paged cache; the ceiling is a read of the bytes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from commlib.kernels.attention import FP8, decode_attention
 from commlib.tools.baselines.kernels.case import (
     FLOOR,
     OURS,
     SEED,
-    Arguments,
     Candidate,
     Case,
     Inputs,
@@ -35,38 +32,23 @@ from commlib.tools.timing import Run
 FAR = 1e-2  # of the largest value; what is farther off is wrong
 SPLIT_TOKENS = 256
 K_SCALE, V_SCALE = 0.5, 0.25
-MATMUL_WIDTH = {"cuda": 4096, "cpu": 512}
 PAGE = 16
 
 # (requests, tokens) that are measured, and with --sweep; the CPU has less.
-SIZES = {
-    ("cuda", "decode"): ((1, 4096), (64, 4096), (16, 16384)),
-    ("cuda", "prefill"): ((1, 4096),),
-    ("cpu", "decode"): ((1, 512), (4, 512)),
-    ("cpu", "prefill"): ((1, 256),),
-}
-_DECODING = ((1, 1024), (1, 8192), (1, 65536), (8, 8192), (16, 16384), (32, 8192), (64, 1024), (64, 4096))
+SIZES = {"cuda": ((1, 4096), (64, 4096), (16, 16384)), "cpu": ((1, 512), (4, 512))}
+_SMALL = ((1, 1024), (1, 8192), (1, 65536), (8, 8192), (16, 16384), (32, 8192), (64, 1024), (64, 4096))
 SWEEPS = {
-    ("cuda", "decode"): (*_DECODING, (128, 4096), (256, 1024), (256, 4096)),
-    ("cuda", "prefill"): ((1, 1024), (1, 4096), (1, 16384), (4, 4096), (16, 1024)),
-    ("cpu", "decode"): ((1, 128), (1, 2048), (4, 512), (16, 512)),
-    ("cpu", "prefill"): ((1, 64), (1, 512), (4, 128)),
+    "cuda": (*_SMALL, (128, 4096), (256, 1024), (256, 4096)),
+    "cpu": ((1, 128), (1, 2048), (4, 512), (16, 512)),
 }
 DEFAULT = {"cuda": (64, 4096), "cpu": (4, 512)}  # where only one of both is named
 HEADS = {"cuda": (64, 8), "cpu": (8, 1)}  # of queries, of K and V
-BACKENDS = {
-    "torch flash": SDPBackend.FLASH_ATTENTION,
-    "torch cuDNN": SDPBackend.CUDNN_ATTENTION,
-    "torch efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "torch math": SDPBackend.MATH,
-}
-ON_CPU = ("torch flash", "torch math")
 WORKSPACE_BYTES = 128 << 20  # that FlashInfer asks for
 
 
 @dataclass(frozen=True)
 class Attention(Case):
-    """n requests of `length` tokens, and heads of `dim` features; the variant is a phase, and fp8."""
+    """n requests of `length` tokens, and heads of `dim` features; the variant is decode, or decode fp8."""
 
     kernel = "attention"
     length: int = 4096
@@ -77,11 +59,6 @@ class Attention(Case):
 
     def __str__(self) -> str:
         return f"attention {self.variant}, {self.n} x {self.length}, {self.heads}/{self.kv_heads} heads of {self.dim}"
-
-    @property
-    def phase(self) -> str:
-        """Whether one token of each request is computed, or all: decode or prefill."""
-        return self.variant.split()[0]
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -101,16 +78,13 @@ class Attention(Case):
     @property
     def num_bytes(self) -> int:
         """K and V once, queries, and results."""
-        tokens = sum(self.lengths())
-        queries = tokens if self.phase == "prefill" else self.n
-        cache = 2 * tokens * self.kv_heads * self.dim * self.cache_dtype.itemsize
-        return cache + 2 * queries * self.heads * self.dim * self.dtype.itemsize
+        cache = 2 * sum(self.lengths()) * self.kv_heads * self.dim * self.cache_dtype.itemsize
+        return cache + 2 * self.n * self.heads * self.dim * self.dtype.itemsize
 
     @property
     def flops(self) -> int:
-        """Operations of both products; of a causal prefill, half of the square."""
-        pairs = sum(n * n // 2 if self.phase == "prefill" else n for n in self.lengths())
-        return 4 * self.heads * self.dim * pairs
+        """Operations of both products."""
+        return 4 * self.heads * self.dim * sum(self.lengths())
 
     def lengths(self) -> list[int]:
         """Return the length of each request; the mean of ragged ones is about the case's."""
@@ -119,16 +93,11 @@ class Attention(Case):
         draw = torch.Generator().manual_seed(SEED)
         return torch.randint(1, 2 * self.length, (self.n,), generator=draw).tolist()
 
-    def inputs(self, sets: int, device: torch.device) -> Sequence[Attended]:
+    def inputs(self, sets: int, device: torch.device) -> Sequence[Decoding]:
         draw = torch.Generator(device).manual_seed(SEED)
-        kind = Prefilling if self.phase == "prefill" else Decoding
-        return [kind(self, device, draw) for _ in range(sets)]
+        return [Decoding(self, device, draw) for _ in range(sets)]
 
     def candidates(self) -> list[Candidate]:
-        """Return ours, the ceilings, and others; prompts have no kernel of ours, but what examples/llama does."""
-        if self.phase == "prefill":
-            ours = [Candidate("matmul", Prefilling.matmul, FLOOR), Candidate("gather, torch", Prefilling.ours, OURS)]
-            return ours + _attending_to_prompts(self.n)
         split = partial(Decoding.ours, split_tokens=SPLIT_TOKENS)
         ours = [Candidate("commlib", Decoding.ours, OURS), Candidate(f"commlib split {SPLIT_TOKENS}", split, OURS)]
         floors = [Candidate("read", Decoding.read, FLOOR)]
@@ -136,22 +105,7 @@ class Attention(Case):
         return [*ours, *floors, *_decoding(self)]
 
 
-class Attended(Inputs):
-    """One set of inputs whose result is compared with float32; outputs are [tokens, heads, dim]."""
-
-    case: Attention
-    out: Tensor
-    truth: Any  # the result, computed in float32, once
-
-    def check(self, returned: Any) -> tuple[int, float | None]:
-        """Count the elements that are too far off, as NaN is; return the largest distance over the largest value."""
-        result = returned if isinstance(returned, Tensor) else self.out
-        distance = (result.float() - self.truth).abs() / self.truth.abs().max()
-        largest = float(distance.max())
-        return int((~(distance <= FAR)).count_nonzero()), math.inf if math.isnan(largest) else largest
-
-
-class Decoding(Attended):
+class Decoding(Inputs):
     """A query for each request, tables of random pages, and a cache that has just these."""
 
     k_scale, v_scale = K_SCALE, V_SCALE
@@ -175,6 +129,13 @@ class Decoding(Attended):
         self.outputs = [self.out]
         self.source = self.kv.view(-1)[: 2 * sum(lengths) * case.kv_heads * case.dim].view(torch.uint8)
         self.target = self.out
+
+    def check(self, returned: Any) -> tuple[int, float | None]:
+        """Count the elements that are too far off, as NaN is; return the largest distance over the largest value."""
+        result = returned if isinstance(returned, Tensor) else self.out
+        distance = (result.float() - self.truth).abs() / self.truth.abs().max()
+        largest = float(distance.max())
+        return int((~(distance <= FAR)).count_nonzero()), math.inf if math.isnan(largest) else largest
 
     @property
     def scales(self) -> dict[str, float]:
@@ -218,95 +179,24 @@ class Decoding(Attended):
         return partial(torch.sum, self.source[: len(self.source) // 4 * 4].view(torch.float32))
 
 
-class Prefilling(Attended):
-    """Q, K and V of whole prompts: [requests, heads, tokens, dim]."""
-
-    def __init__(self, case: Attention, device: torch.device, draw: torch.Generator) -> None:
-        self.case = case
-        kinds: Any = {"dtype": case.dtype, "device": device, "generator": draw}
-        self.q = torch.randn(case.n, case.heads, case.length, case.dim, **kinds)
-        self.k, self.v = torch.randn(2, case.n, case.kv_heads, case.length, case.dim, **kinds)
-        self.out = torch.empty_like(self.q)
-        self.outputs, self.source, self.target = [self.out], self.q, self.out
-
-    @cached_property
-    def truth(self) -> Tensor:
-        """Compute one head after the other."""
-        case, out = self.case, torch.empty(self.q.shape, device=self.q.device)
-        later = torch.ones(case.length, case.length, dtype=torch.bool, device=self.q.device).triu(1)
-        for request, head in product(range(case.n), range(case.heads)):
-            of = (request, head // (case.heads // case.kv_heads))
-            scores = self.q[request, head].float() @ self.k[of].float().t() * case.dim**-0.5
-            out[request, head] = scores.masked_fill_(later, -math.inf).softmax(-1) @ self.v[of].float()
-        return out
-
-    def ours(self) -> Run:
-        """Return what examples/llama does with prompts: torch over the gathered pages of one after the other."""
-        case, pages = self.case, -(-self.case.length // PAGE)
-        tables = torch.arange(case.n * pages, dtype=torch.int32, device=self.q.device).view(case.n, pages)
-        padded = (F.pad(x.transpose(1, 2), (0, 0, 0, 0, 0, pages * PAGE - case.length)) for x in (self.k, self.v))
-        caches = [x.reshape(-1, PAGE, *x.shape[2:]) for x in padded]
-
-        def attended() -> Tensor:
-            out = torch.empty_like(self.q)
-            for q, table, y in zip(self.q, tables, out, strict=True):
-                k, v = (cache[table].flatten(0, 1)[: case.length].transpose(0, 1)[None] for cache in caches)
-                y.copy_(_causal(q[None], k, v)[0])
-            return out
-
-        return holding(self, attended)
-
-    def matmul(self) -> Run:
-        width = MATMUL_WIDTH[self.q.device.type]
-        rows = max(1, self.case.flops // (2 * width * width))
-        kinds: Any = {"dtype": self.q.dtype, "device": self.q.device}
-        a, b = torch.randn(rows, width, **kinds), torch.randn(width, width, **kinds)
-        return partial(torch.mm, a, b, out=torch.empty(rows, width, **kinds))
-
-
-# --- other libraries: torch by each of its backends, flash-attn, FlashInfer
+# --- other libraries: torch, flash-attn, FlashInfer
 
 
 def _decoding(case: Attention) -> list[Candidate]:
     """Return who reads the pages, and who reads a dense copy that is made before."""
     flashinfer = package("FlashInfer", "flashinfer", _flashinfer_decode)
     if why := case.not_dense:
-        return [*(missing(label, why) for label in ("gather, torch", *BACKENDS, "flash-attn")), flashinfer]
+        return [*(missing(label, why) for label in ("gather, torch", "torch dense", "flash-attn")), flashinfer]
     return [
         allocating("gather, torch", _gathered, lambda i: (i.grouped, i.tables.long(), i.kv, i.case.length)),
-        *(_by(label, _rows, lambda i: (i.grouped, *i.dense)) for label in BACKENDS),
+        allocating("torch dense", _rows, lambda i: (i.grouped, *i.dense)),
         package("flash-attn", "flash_attn", _flash_attn_decode),
         flashinfer,
     ]
 
 
-def _attending_to_prompts(requests: int) -> list[Candidate]:
-    single = package("FlashInfer", "flashinfer", _flashinfer_prefill)
-    return [
-        allocating("torch", _causal, lambda i: (i.q, i.k, i.v)),
-        *(_by(label, _causal, lambda i: (i.q, i.k, i.v)) for label in BACKENDS),
-        package("flash-attn", "flash_attn", _flash_attn_prefill),
-        single if requests == 1 else missing("FlashInfer", "is measured with one request"),
-    ]
-
-
-def _by(label: str, attends: Callable[..., Tensor], arguments: Arguments) -> Candidate:
-    """Return scaled_dot_product_attention by one of torch's backends."""
-
-    def attend(*tensors: Tensor) -> Tensor:
-        with sdpa_kernel(BACKENDS[label]):
-            return attends(*tensors)
-
-    here = label in ON_CPU or torch.cuda.is_available()
-    return allocating(label, attend, arguments) if here else missing(label, "needs a GPU")
-
-
 def _rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v).flatten(1, 2)
-
-
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def _gathered(q: Tensor, pages: Tensor, kv: Tensor, length: int) -> Tensor:
@@ -321,11 +211,6 @@ def _flash_attn_decode(library: Any, inputs: Decoding) -> Run:
     return holding(inputs, lambda: call()[:, 0])
 
 
-def _flash_attn_prefill(library: Any, inputs: Prefilling) -> Run:
-    q, k, v = (x.transpose(1, 2).contiguous() for x in (inputs.q, inputs.k, inputs.v))
-    return holding(inputs, lambda: library.flash_attn_func(q, k, v, causal=True).transpose(1, 2))
-
-
 def _flashinfer_decode(library: Any, inputs: Decoding) -> Run:
     """Plan once, outside of what is timed; run over the same pages as ours."""
     case, size = inputs.case, inputs.case.page_size
@@ -338,9 +223,3 @@ def _flashinfer_decode(library: Any, inputs: Decoding) -> Run:
     types = {"q_data_type": case.dtype, "kv_data_type": case.cache_dtype}
     wrapper.plan(starts, indices, (inputs.lengths - 1) % size + 1, *shape, **types)
     return partial(wrapper.run, inputs.q, (inputs.k_cache, inputs.v_cache), out=inputs.out, **inputs.scales)
-
-
-def _flashinfer_prefill(library: Any, inputs: Prefilling) -> Run:
-    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (inputs.q, inputs.k, inputs.v))
-    call = partial(library.single_prefill_with_kv_cache, q, k, v, causal=True)
-    return holding(inputs, lambda: call().transpose(0, 1)[None])

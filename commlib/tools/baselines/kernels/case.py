@@ -111,7 +111,6 @@ class Candidate:
     prepare: Prepare | None = None  # None: it is not measured
     role: str = PEER
     skipped: str = ""  # the reason why it is not measured
-    graph: bool = True  # can be captured
     compiles: bool = False  # by torch.compile, for each shape
     runs: Sequence[Run] = ()
     wrong: int | None = None

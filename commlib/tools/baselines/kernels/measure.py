@@ -57,7 +57,7 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> tuple[int, 
         ready = [candidate for candidate in candidates if not candidate.skipped]
         if settings.on_gpu:
             budget_s /= 2
-            _replay(case, [candidate for candidate in ready if candidate.graph], len(sets), settings, budget_s)
+            _replay(case, ready, len(sets), settings, budget_s)
         calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s)
         for candidate, result in _timed(case, ready, calls, settings):
             candidate.eager = result

@@ -59,7 +59,6 @@ class Metadata(Case):
             copy(),
             allocating("torch", _vectorised, Lengths.read),
             compiled(_vectorised, Lengths.read),
-            Candidate("python loop", lambda inputs: inputs.expected, graph=False),  # it waits for the device
             triton("triton", lambda code, inputs: code.deriving(inputs, 1 << max(self.dim - 1, 0).bit_length())),
         ]
 

@@ -17,7 +17,8 @@ from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
 from commlib.tools.cli.options import EXISTING, FILE, Finite, Seconds, grouped_options, read_bytes, write_groups
 from commlib.tools.cli.ranks import started
-from commlib.tools.report import files, nsight
+from commlib.tools.cli.removed import refuse_removed
+from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
 
 FIRST_PAGE, WHOLE = "Options", "whole"
@@ -44,6 +45,8 @@ class _Bench(LazyGroup):
     ) -> click.Context:
         """Read the words as the subcommand's, or as our own."""
         context = click.Context(self, info_name=info_name, parent=parent)
+        for word in args[:1]:
+            refuse_removed(context, f"bench {word}")
         if args and (command := self.get_command(context, args[0])) is not None:
             return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
@@ -93,7 +96,7 @@ PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=
 @first("--graph", is_flag=True, help="Replays of CUDA graphs, not eager calls.")
 @first("--phases", is_flag=True, help="Where the time of one call goes, on each rank.")
 @first("--time", "seconds", metavar="TIME", type=Seconds(), default="1m", help="To measure for: 5, 5s, 2m.")
-@first("-o", "--output", metavar="FILE", type=FILE, help="Also write .json, .csv, .md or .html.")
+@first("-o", "--output", metavar="FILE", type=FILE, help="Also write .json, .csv or .md.")
 @first("--plot", metavar="FILE", type=FILE, help="Also draw the curves: .png or .svg.")
 @first("--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show every option.")
 @what("-r", "--root", metavar="R", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
@@ -107,17 +110,13 @@ PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=
 @long("-w", "--warmup", metavar="K", type=click.IntRange(0), default=3, help="Untimed calls before.")
 @long("--check/--no-check", default=True, help="Compare every value; also -c 0.")
 @long("-c", "checks", metavar="K", type=click.IntRange(0), hidden=True, help="0 is --no-check, as in nccl-tests.")
-@long("--ncu", "tool", flag_value="ncu", help=nsight.HELP["ncu"])
-@long("--nsys", "tool", flag_value="nsys", help=nsight.HELP["nsys"])
 @others("--peer", metavar="FILE", type=EXISTING, multiple=True, help="Python file whose make() returns one more.")
 @others("--baseline", metavar="ROW", help="That speed-ups are over, or best.  [default: first peer]")
 @output("--json", "form", flag_value="json", help="Print the document, not the table.")
 @output("--format", "form", metavar="FORM", type=FORMS, help=f"{', '.join(BenchView.forms)}.")
-@output("--once", is_flag=True, hidden=True, help="Make one call: what --ncu looks at.")
 @click.pass_context
 def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
     """Time collectives next to other libraries; without OP, all of them."""
-    from commlib.tools.bench import once
     from commlib.tools.cli.bench.read import read_job
 
     ops = ops or ("all_reduce",) if options["phases"] else ops
@@ -128,20 +127,17 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
         from commlib.tools.cli.bench import phases
 
         job = phases.one_call(ctx, job, options)
-    if options["tool"]:
-        ctx.exit(nsight.run(once.command(options["tool"], job, ranks, ctx.meta["words"])))
     code = started(ctx, ranks, bind, job.buffer_bytes)
     if code is not None:
         ctx.exit(code)
-    if options["once"]:
-        ctx.exit(once.main(job))
+    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
+    if options["phases"]:
+        ctx.exit(phases.main(job, options, command))
     from commlib.tools.bench.measure import main
     from commlib.tools.report.run import Output
 
     form = options["form"] or ("table" if ops else "page")
-    output = Output(BenchView, form, options["output"], options["plot"])
-    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
-    ctx.exit(phases.main(job, output, options, command) if options["phases"] else main(job, output, command))
+    ctx.exit(main(job, Output(BenchView, form, options["output"], options["plot"]), command))
 
 
 @click.command()
@@ -163,9 +159,8 @@ def show(
     views = [BenchView(run) for run in only(runs if part is None else [runs[part - 1]], ops)]
     suffix = output.suffix[1:] if output else ""
     form = form or (suffix if suffix in BenchView.forms else "table")
-    drawn = "--plot" if picture else "--format html" if form == "html" else ""
-    if drawn and len(views) > 1:
-        raise click.UsageError(f"{drawn} draws one run, and {file} has {len(views)}; name it with --part")
+    if picture and len(views) > 1:
+        raise click.UsageError(f"--plot draws one run, and {file} has {len(views)}; name it with --part")
     text = "\n\n".join(view.render(form) for view in views)
     if output is None:
         click.echo(text)

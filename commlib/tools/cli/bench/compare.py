@@ -14,7 +14,6 @@ from commlib.counts import counted
 from commlib.tools.bench.result import KIND, label, measured, median_us, series_of, steady, title
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, size_text
-from commlib.tools.report.formats import json_text
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View
 
@@ -22,32 +21,18 @@ KEYS = ("op", "size", "type", "redop", "root", "algorithm", "placement", "in_pla
 NOT_JUDGED = "not judged"
 ALWAYS = ("worse", "better", "same")  # named also where there are none
 VERDICTS = (*ALWAYS, NOT_JUDGED, "wrong")
-FAR = 3  # times as far as the peers, in powers: what moved by so much is judged though the machine changed
-BLIND = 4  # times the threshold that ours must differ by where no peer shows what the machine did
-NO_PEERS = (
-    "no row of another library is in both, so whether the machine drifted cannot be seen; a call differs only beyond "
-    f"{BLIND} times the threshold, and if the fastest block of one run is above nine tenths of the other's"
-)
+NO_PEERS = "no row of another library is in both, so whether the machine changed between A and B cannot be seen"
 MOVED = (
     "not judged: half of the peers' rows moved by a factor of {:.2f} to {:.2f}: the machine changed between A and B; "
     "measure both again, for longer (--time), or compare with a --threshold above that"
 )
-# What makes times of two runs different things, and what may.
+# What makes times of two runs different things: part of the documents, its keys (all without), and what to say.
 SAME = (
-    ("machines differ: {}: times are not comparable", "fingerprint", ("cpu", "cores", "machine", "gpu", "gpus")),
-    (
-        "runs differ: {}: times are not comparable",
-        "config",
-        ("ranks", "backend", "mode", "cores_per_rank", "check"),
-    ),
-    (
-        "software differs: {}",
-        "fingerprint",
-        ("kernel", "python", "torch", "commlib", "settings", "driver", "nccl", "cuda"),
-    ),
+    ("machines differ", "fingerprint", ()),
+    ("runs differ", "config", ("ranks", "backend", "mode", "cores_per_rank", "check")),
+    ("environment differs", "environment", ()),
 )
 TIME = 8  # characters
-JSON = (*KEYS, "a_us", "b_us", "ratio", "drift", "verdict")
 Document = dict[str, Any]
 
 
@@ -73,7 +58,7 @@ def compare(ctx: click.Context, before: Path, after: Path, threshold: float, for
     """Compare the run in file B with that in A; exit with 1 if something of ours became slower or wrong.
 
     Slower: the median by more than the threshold, and nine tenths of the blocks apart from those of A. A call is not
-    judged where half of the other libraries' rows moved beyond the threshold, too, unless it moved much farther.
+    judged where half of the other libraries' rows moved beyond the threshold, too.
     """
     comparison = difference((before.name, KIND.read(before)), (after.name, KIND.read(after)), threshold)
     comparison["rows"] = [row for row in comparison["rows"] if every or row["changed"] or row["verdict"] == "wrong"]
@@ -111,15 +96,11 @@ class Comparison(View):
             lines.append(f"{name}: {part['rows']} in both, B/A {part['mean_ratio']:.3f}: {', '.join(shown)}")
         return ["#", *(f"# {line}" for line in (*lines, *self.document["notes"]))]
 
-    def json(self) -> str:
-        rows = [{**row, "ratio": round(row["ratio"], 4)} for row in self.rows()]
-        return json_text({**self.document, "rows": [{key: row[key] for key in JSON} for row in rows]})
-
 
 def difference(before: tuple[str, Document], after: tuple[str, Document], threshold: float) -> Document:
     """Match the rows of two named documents; two that share none cannot be compared.
 
-    A row is that of the second run, with the times of both and a verdict: more than the JSON of a comparison has.
+    A row is that of the second run, with the times of both and a verdict.
     """
     (name_a, a), (name_b, b) = before, after
     rows_a, rows_b = ({_key(row): row for row in measured(of["rows"]) if median_us(row)} for of in (a, b))
@@ -156,14 +137,14 @@ def _only(rows_a: dict[Any, Row], rows_b: dict[Any, Row]) -> Iterator[str]:
             yield f"only in {side}: " + ", ".join(f"{name} ({count})" for name, count in counts.items())
 
 
-def _drift(peers: Sequence[tuple[Row, Row]], row: Row) -> float | None:
+def _drift(peers: Sequence[tuple[Row, Row]], row: Row) -> float:
     """Return the factor that half of the peers' rows moved by, up or down: of the call or of the file, the larger.
 
     Rows whose blocks do not agree move by themselves; they count where there are no others.
     """
     of_call = [pair for pair in peers if _call(pair[1]) == _call(row)]
     scopes = [[pair for pair in of if all(map(steady, pair))] or of for of in (of_call, peers) if of]
-    return max((median(map(_factor, of)) for of in scopes), default=None)
+    return max((median(map(_factor, of)) for of in scopes), default=1.0)
 
 
 def _factor(pair: tuple[Row, Row]) -> float:
@@ -175,18 +156,16 @@ def _call(row: Row) -> tuple[Any, ...]:
     return series_of(row), row["size"], row["root"]
 
 
-def _judged(before: Row, after: Row, drift: float | None, threshold: float) -> Row:
+def _judged(before: Row, after: Row, drift: float, threshold: float) -> Row:
     """Return a row of both runs; `changed`: beyond the threshold, and most blocks of one beyond those of the other."""
     ratio, a, b = median_us(after) / median_us(before), before["time_us"], after["time_us"]
-    margin = 1 + threshold * BLIND if drift is None else (1 + threshold) * (drift if after["ours"] else 1)
-    low = "p0" if drift is None else "p10"
-    changed = not 1 / margin <= ratio <= margin and (b[low] > a["p90"] or a[low] > b["p90"])
+    changed = max(ratio, 1 / ratio) > 1 + threshold and (b["p10"] > a["p90"] or a["p10"] > b["p90"])
     verdict = ("worse" if ratio > 1 else "better") if changed else "same"
-    if after["ours"] and drift is not None and drift > 1 + threshold and max(ratio, 1 / ratio) <= drift**FAR:
+    if after["ours"] and drift > 1 + threshold:
         verdict = NOT_JUDGED
     if (after["wrong"] or 0) > (before["wrong"] or 0):
         verdict = "wrong"
-    figures = {"a_us": median_us(before), "b_us": median_us(after), "ratio": ratio, "drift": drift}
+    figures = {"a_us": median_us(before), "b_us": median_us(after), "ratio": round(ratio, 4), "drift": drift}
     return {**after, **figures, "verdict": verdict, "changed": changed}
 
 
@@ -202,11 +181,11 @@ def _content(document: Document) -> str:
 
 
 def _warnings(a: Document, b: Document) -> Iterator[str]:
-    variables = sorted({*a["environment"], *b["environment"]})
-    for what, part, keys in (*SAME, ("environment differs: {}", "environment", variables)):
-        pairs = ((key, a[part].get(key), b[part].get(key)) for key in keys)
+    for what, part, keys in SAME:
+        names = keys or sorted({*a[part], *b[part]})
+        pairs = ((key, a[part].get(key), b[part].get(key)) for key in names)
         if changed := [f"{key} {_side(of_a)} / {_side(of_b)}" for key, of_a, of_b in pairs if of_a != of_b]:
-            yield what.format(", ".join(changed))
+            yield f"{what}: {', '.join(changed)}"
     if a["plan"]["digest"] != b["plan"]["digest"]:
         sides = (f"{plan['digest']} from {plan['source']}" for plan in (a["plan"], b["plan"]))
         yield f"plans differ: {' / '.join(sides)}"

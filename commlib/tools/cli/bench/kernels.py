@@ -1,4 +1,4 @@
-"""`commlib bench index`, `store`, `metadata`, `attention` and `radix`: a kernel next to other libraries."""
+"""`commlib bench index`, `store`, `metadata` and `attention`: a kernel next to other libraries."""
 
 from __future__ import annotations
 
@@ -9,33 +9,14 @@ from typing import Any
 
 import click
 
-from commlib.env import parse_bytes
 from commlib.tools.baselines.kernels import KERNELS, PATTERNS
-from commlib.tools.cli.options import EXISTING, FILE, Seconds
+from commlib.tools.cli.options import EXISTING, FILE, Numbers, Seconds
 from commlib.tools.cli.ranks import RankCommand
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 HEADS, TOKENS = click.IntRange(1, 1024), 1 << 24
 COMPILE = "Measure torch.compile.  [default: on GPUs]"
 TIME = "How long to measure: 5, 5s, 2m.  [default: 10s; with --sweep 1m]"
-
-
-class Numbers(click.ParamType[tuple[int, ...]]):
-    """Whole numbers above 0, such as 1,64,16K, each once."""
-
-    name = "a,b"
-
-    def __init__(self, high: int = 1 << 40) -> None:
-        self.high = high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        try:
-            numbers = tuple(dict.fromkeys(parse_bytes(item.strip()) for item in str(value).split(",")))
-        except ValueError:
-            self.fail(f"{value!r} is no list of numbers; write 1,64,16K", param, ctx)
-        if not 0 < min(numbers) <= max(numbers) <= self.high:
-            self.fail(f"{value!r} has a number that is not above 0, or above {self.high}", param, ctx)
-        return numbers
 
 
 def _rows(name: str) -> list[click.Parameter]:
@@ -49,47 +30,36 @@ def _rows(name: str) -> list[click.Parameter]:
             ["--pattern"],
             type=click.Choice(PATTERNS),
             default="random",
-            show_default=True,
             hidden=not kernel.patterns,
             help="Order of ids or slots.",
         ),
         click.Option(["--hot/--cold"], default=None, help="One set of tensors, or sets that exceed the cache."),
         *([click.Option([f"--{variant}", "variant"], flag_value=variant, help=text)] * bool(variant)),
         *MEASURED,
-        *WRITTEN,
     ]
 
 
-WRITTEN: list[click.Parameter] = [
-    click.Option(["-o", "--output"], type=FILE, help="Also write to FILE: JSON, or .csv, .md by its suffix."),
-    click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of the table."),
-]
 MEASURED: list[click.Parameter] = [
     click.Option(["-d", "--dtype"], help="Element types a,b (bf16, half … too)."),
     click.Option(["--sweep"], is_flag=True, help="Measure many sizes."),
     click.Option(["--compile/--no-compile", "compile_"], default=None, help=COMPILE),
     click.Option(["--peer"], type=EXISTING, multiple=True, help="File with candidates(kernel, case, inputs)."),
     click.Option(["--time", "seconds"], type=Seconds(), help=TIME),
-    click.Option(["--device"], default="auto", show_default=True, help="cpu, cuda, cuda:1 …"),
+    click.Option(["--device"], default="auto", help="cpu, cuda, cuda:1 …"),
+    click.Option(["-o", "--output"], type=FILE, help="Also write to FILE: JSON, or .csv, .md by its suffix."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of the table."),
 ]
 ATTENTION: list[click.Parameter] = [
-    click.Option(["--phase"], type=click.Choice(["decode", "prefill"]), default="decode", show_default=True),
     click.Option(["--batch"], type=Numbers(TOKENS), help="Number of requests."),
     click.Option(["--length"], type=Numbers(TOKENS), help="Tokens of each request."),
     click.Option(["--heads"], type=HEADS, help="Heads of queries.  [default: 64; on a CPU 8]"),
     click.Option(["--kv-heads"], type=HEADS, help="Heads of K and V.  [default: 8; on a CPU 1]"),
-    click.Option(["--dim"], type=click.IntRange(1, 256), default=128, show_default=True, help="Features of a head."),
+    click.Option(["--dim"], type=click.IntRange(1, 256), default=128, help="Features of a head."),
     click.Option(["--page-size"], type=Numbers(TOKENS), help="Tokens of a page of the cache.  [default: 16]"),
     click.Option(["--fp8"], is_flag=True, help="Cache of float8_e4m3fn, with scales."),
     click.Option(["--ragged"], is_flag=True, help="Lengths from 1 to twice --length."),
     click.Option(["--compare"], is_flag=True, help="Measure torch, flash-attn and FlashInfer, too."),
     *MEASURED,
-    *WRITTEN,
-]
-RADIX: list[click.Parameter] = [
-    click.Option(["--leaves"], default=100_000, type=click.IntRange(200), help="Leaves of the evicting tree."),
-    click.Option(["--time", "seconds"], type=Seconds(), default=SECONDS, help="How long to measure."),
-    *WRITTEN,
 ]
 
 
@@ -107,4 +77,4 @@ def _command(name: str, params: Sequence[click.Parameter]) -> click.Command:
 
 
 index, metadata, store = (_command(name, _rows(name)) for name in ("index", "metadata", "store"))
-attention, radix = _command("attention", ATTENTION), _command("radix", RADIX)
+attention = _command("attention", ATTENTION)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import torch
 
-from commlib.tools.baselines.kernels import KERNELS, attention, radix
+from commlib.tools.baselines.kernels import KERNELS, attention
 from commlib.tools.baselines.kernels.case import Case, type_name
 from commlib.tools.baselines.kernels.measure import Settings, measure_case
 from commlib.tools.bench.kernels import KernelReport, KernelView
@@ -24,12 +24,13 @@ Options = Mapping[str, Any]
 
 def main(name: str, options: Options, command: str) -> int:
     """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
-    device = read_device(options.get("device", "cpu"))
+    device = read_device(options["device"])
     check_files(options["output"], None)
     cases = read_cases(name, device.type, options)
-    files = {path.stem: python_file(path, "candidates").candidates for path in options.get("peer", ())}
-    others = options.get("compare") is not False or options["phase"] == "prefill"
-    settings = Settings(device, others, _not_compiled(device.type, options.get("compile_")), files)
+    files = {path.stem: python_file(path, "candidates").candidates for path in options["peer"]}
+    settings = Settings(
+        device, options.get("compare") is not False, _not_compiled(device.type, options["compile_"]), files
+    )
     report = KernelReport(cases, settings, options["seconds"], command)
     output = Output(KernelView, "json" if options["as_json"] else "table", options["output"])
     if settings.on_gpu:
@@ -78,8 +79,6 @@ def read_device(text: str) -> torch.device:
 
 
 def read_cases(name: str, device: str, options: Options) -> list[Case]:
-    if name == "radix":
-        return list(radix.cases(options["leaves"]))
     dtypes = _dtypes(name, options["dtype"])
     if name == "attention":
         return list(_attention(device, dtypes, options))
@@ -103,23 +102,21 @@ def _dtypes(name: str, text: str | None) -> tuple[torch.dtype, ...]:
 
 
 def _attention(device: str, dtypes: Sequence[torch.dtype], options: Options) -> Iterator[Case]:
-    phase, default = options["phase"], attention.HEADS[device]
+    default = attention.HEADS[device]
     heads, kv_heads = options["heads"] or default[0], options["kv_heads"] or default[1]
-    if phase == "prefill" and (options["fp8"] or options["ragged"]):
-        raise click.UsageError("--fp8 and --ragged are of decoding; leave them out, or --phase prefill")
     if heads % kv_heads:
         raise click.UsageError(f"--heads {heads} is no multiple of --kv-heads {kv_heads}")
     same = {"heads": heads, "kv_heads": kv_heads, "ragged": options["ragged"]}
-    same["variant"] = phase + " fp8" * options["fp8"]
-    for dtype, (n, length, page) in itertools.product(dtypes, _problems(device, phase, options)):
+    same["variant"] = "decode" + " fp8" * options["fp8"]
+    for dtype, (n, length, page) in itertools.product(dtypes, _problems(device, options)):
         yield attention.Attention(n, options["dim"], dtype, length=length, page_size=page, **same)
 
 
-def _problems(device: str, phase: str, options: Options) -> Iterator[tuple[int, int, int]]:
+def _problems(device: str, options: Options) -> Iterator[tuple[int, int, int]]:
     """Yield requests, tokens, and the size of a page."""
     batches, lengths, pages = (options[name] for name in ("batch", "length", "page_size"))
     n, length = attention.DEFAULT[device]
-    sizes = (attention.SWEEPS if options["sweep"] else attention.SIZES)[device, phase]
+    sizes = (attention.SWEEPS if options["sweep"] else attention.SIZES)[device]
     if batches or lengths:
         sizes = tuple(itertools.product(batches or (n,), lengths or (length,)))
     yield from ((*size, page) for size, page in itertools.product(sizes, pages or (attention.PAGE,)))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -12,12 +11,10 @@ from click.core import ParameterSource
 from commlib.collectives import COLLECTIVES
 from commlib.tools.bench.job import Job, joined
 from commlib.tools.bench.phases import Phases
-from commlib.tools.bench.phases_report import PhasesReport, PhasesView
-from commlib.tools.report.run import Output, until_it_ends
+from commlib.tools.bench.phases_report import PhasesReport, lines
+from commlib.tools.cli.options import Result
+from commlib.tools.report.view import terminal_columns
 from commlib.tools.timing import Protocol
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
 
 AUTO = "auto"
 SIZE, SECONDS = 64 << 10, 5.0  # where they are not named
@@ -27,11 +24,11 @@ def one_call(ctx: click.Context, job: Job, options: dict[str, Any]) -> Job:
     """Return the job with the one call that is looked at, or raise what is wrong with it."""
     if not options["phases"]:
         raise click.UsageError("--symmetric is of --phases; add it, or leave it out")
-    if options["plot"]:
-        raise click.UsageError("--phases draws nothing; leave --plot out")
-    suffix = options["output"].suffix[1:] if options["output"] else ""
-    if unknown := {options["form"] or "table", suffix or "json"} - set(PhasesView.forms):
-        raise click.UsageError(f"--phases has no {', '.join(unknown)}; there are {', '.join(PhasesView.forms)}")
+    for option in ("plot", "graph"):
+        if options[option]:
+            raise click.UsageError(f"--phases looks at eager calls and draws nothing; leave --{option} out")
+    if options["form"] not in (None, "table", "json"):
+        raise click.UsageError("--phases prints a table, or --json; -o FILE writes .json, .csv or .md")
     named = {name for name in ctx.params if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
     sizes = job.sizes if named & {"sizes", "min_bytes", "max_bytes"} else (SIZE,)
     algorithms = (AUTO,) if job.algorithms == ("all",) else job.algorithms
@@ -45,27 +42,21 @@ def one_call(ctx: click.Context, job: Job, options: dict[str, Any]) -> Job:
         algorithms=algorithms,
         places=(job.places == (True,) or not COLLECTIVES[job.ops[0]].out_of_place,),
         seconds=job.seconds if "seconds" in named else SECONDS,
-        protocol=Protocol(graph=job.protocol.graph),
+        protocol=Protocol(),
         peers=(),
         auto=False,
     )
 
 
-def main(job: Job, output: Output, options: dict[str, Any], command: str) -> int:
-    """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
+def main(job: Job, options: dict[str, Any], command: str) -> int:
+    """Measure, and print what was measured; return the exit code."""
     (algorithm,), (op,) = job.algorithms, job.ops
     row = None if algorithm == AUTO else COLLECTIVES[op].algorithm(algorithm)
     symmetric = options["symmetric"] or (row is not None and row.placement == "symmetric")
-    output.view = PhasesView
     with joined(job) as comm:
-        output.speaks = comm.rank == 0
         report = PhasesReport(Phases(comm, job, symmetric), command)
-        code = until_it_ends(partial(_measure, comm, report, output), output.finish)
-    return code or int(report.failed)
-
-
-def _measure(comm: Communicator, report: PhasesReport, output: Output) -> None:
-    report.notes = output.lacks()
-    rows = report.measure(comm)
-    output.open(report, 1)
-    output.rows(rows)
+        if comm.rank == 0:
+            result, document = Result(options["form"] == "json", options["output"]), report.document()
+            result.say("\n".join(lines(document, terminal_columns())))
+            result.finish(document, report.rows)
+    return int(bool(report.wrong))

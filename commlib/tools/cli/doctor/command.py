@@ -7,36 +7,22 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from shutil import get_terminal_size
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from commlib.tools.cli.doctor.checks import GROUPS, Check, Finding, broken, main_job
 from commlib.tools.cli.options import Result, result_options
-from commlib.tools.report.document import Kind
 from commlib.version import __version__
 
-COLOURS = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "red"}
+COLOURS = {"ok": "green", "warning": "yellow", "broken": "red"}
 JOBS = {"nccl": "ranks on GPUs", "shm": "ranks on CPUs over shared memory", "torch": "ranks over torch.distributed"}
 # A first import of torch from a cold disk, or eight ranks on GPUs, take many seconds; a longer probe hangs.
 PROBE_TIMEOUT_S = 120.0
 PROBE = "from commlib.tools.cli.doctor import command; command.print_group({!r}, {!r})"
-
-
-@dataclass(frozen=True)
-class DoctorDocument:
-    schema: str
-    version: int
-    commlib: str
-    job: Literal["nccl", "shm", "torch"]  # the backend that commlib.init() takes here
-    runs: bool  # whether commlib can run here; the exit code is 0 then, else 1
-    findings: list[Finding]
-
-
-KIND = Kind("commlib.doctor", 1, "commlib doctor --json", of=DoctorDocument)
 
 
 @click.command()
@@ -45,10 +31,9 @@ KIND = Kind("commlib.doctor", 1, "commlib doctor --json", of=DoctorDocument)
 def doctor(ctx: click.Context, /, **where: Any) -> None:
     """Check what works on this machine, and how to mend the rest.
 
-    ok: it works. warning: it works, but read on. missing: it is not here. broken: it is here, and does not work. The
-    text after an arrow is the remedy.
+    ok: it works. warning: it works, but read on. broken: it does not work. The text after an arrow is the remedy.
 
-    The exit code is 0 if commlib will run here, and 1 if something that it needs is missing or broken. What it needs
+    The exit code is 0 if commlib will run here, and 1 if something that it needs is broken. What it needs
     depends on the ranks that commlib.init() starts: on GPUs if there are any, else on CPUs, unless COMMLIB_BACKEND
     selects another backend.
     """
@@ -57,9 +42,9 @@ def doctor(ctx: click.Context, /, **where: Any) -> None:
         findings.append(finding)
         text = "\n".join(finding.lines(columns))
         result.say(text.replace(finding.state, click.style(finding.state, fg=COLOURS[finding.state]), 1))
-    bad = [finding.topic for finding in findings if finding.needed and finding.state in ("missing", "broken")]
+    bad = [finding.topic for finding in findings if finding.needed and finding.state == "broken"]
     rows = [asdict(finding) for finding in findings]
-    head = {"schema": KIND.name, "version": KIND.version, "commlib": __version__, "job": job, "runs": not bad}
+    head = {"schema": "commlib.doctor", "version": 1, "commlib": __version__, "job": job, "runs": not bad}
     end = f"cannot run commlib before this is mended: {', '.join(bad)}" if bad else "can run commlib"
     result.say(f"\nThis machine {click.style(end, fg='red' if bad else 'green')} ({JOBS[job]}).")
     result.finish({**head, "findings": rows}, rows)

@@ -49,8 +49,7 @@ def report(ctx: click.Context, /, output: Path, only: str | None, **asked: Any) 
     Each step is a command of commlib, whose JSON document stays in the folder. Ctrl-C keeps what is done, and the same
     command goes on from there. A step that fails does not stop the others: the report names it, and the exit code is 1.
     """
-    from commlib.tools.cli.report.pages import write_pages
-    from commlib.tools.report.page import BAD
+    from commlib.tools.cli.report.pages import BAD, write_pages
 
     wanted = STEPS if only is None else read_names(only, STEPS, "step")
     settings = _settings(output, **asked)
@@ -89,13 +88,19 @@ def _settings(path: Path, scope: str | None, ranks: int | None) -> Settings:
     return settings
 
 
-def is_done(folder: Path, name: str) -> bool:
-    """Whether a step has a whole document, NAME.json; NAME.log is what it wrote on stderr otherwise."""
+def document_of(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the document of a step, NAME.json, if it has one; NAME.txt is what the command printed."""
     try:
-        document = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return bool(document.get("complete", True))
+        return None
+    return document
+
+
+def is_done(folder: Path, name: str) -> bool:
+    """Whether a step has a whole document; NAME.log is what it wrote on stderr otherwise."""
+    document = document_of(folder, name)
+    return document is not None and bool(document.get("complete", True))
 
 
 def measure(folder: Path, settings: Settings, names: Sequence[str]) -> bool:
@@ -116,12 +121,12 @@ def measure(folder: Path, settings: Settings, names: Sequence[str]) -> bool:
 
 
 def run(arguments: Sequence[str], log: Path, limit_s: float) -> bool:
-    """Run a command of commlib, with what it writes on stderr in a file; return whether Ctrl-C ended it."""
+    """Run a command of commlib, with what it prints in files; return whether Ctrl-C ended it."""
     command = command_line(arguments, str(MPIEXEC), (sys.executable, "-m", "commlib"))
-    with log.open("wb") as errors, first_signal_interrupts():
+    with log.open("wb") as errors, log.with_suffix(".txt").open("wb") as output, first_signal_interrupts():
         # A session of its own: Ctrl-C is passed on once, and what it started ends with it.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
         )
         try:
             process.wait(limit_s)

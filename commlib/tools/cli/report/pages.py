@@ -1,41 +1,60 @@
-"""The pages of a report, made from its documents: a Markdown file for each section, and all of them as report.html."""
+"""The pages of a report, made of its documents and of what its commands printed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from shlex import join
 from typing import Any
 
 from commlib.counts import counted
+from commlib.errors import Unsupported
 from commlib.tools.bench import which
+from commlib.tools.bench.result import KIND
 from commlib.tools.cli.doctor.checks import home_as_tilde
 from commlib.tools.cli.doctor.command import JOBS
-from commlib.tools.cli.report.command import command_line, why_failed
-from commlib.tools.cli.report.steps import STEPS, Settings, load
+from commlib.tools.cli.report.command import command_line, document_of, why_failed
+from commlib.tools.cli.report.steps import STEPS, Settings
 from commlib.tools.report import chart
-from commlib.tools.report.figures import size_text
 from commlib.tools.report.files import write
-from commlib.tools.report.page import BAD, GOOD, WARN, Section, html, markdown, plain_table
-from commlib.tools.report.table import Column
+from commlib.tools.report.formats import escaped
 
 Documents = Mapping[str, dict[str, Any]]  # by step
 Texts = Iterator[tuple[str, str]]  # each with its class
+GOOD, WARN, BAD = "good", "warn", "bad"  # classes of the template
 WIDTH, CHARTS_PER_ROW = 120, 3
 MACHINE = ("gpus", "gpu", "cpu", "cores", "driver", "cuda", "nccl", "torch", "commlib", "kernel", "python")
 ONE_MACHINE = ("cpu", "cores", "kernel", "torch", "commlib")
 
 
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it, in this order; `name` is its place in the page and the stem of its file."""
+
+    name: str
+    title: str
+    chart: str = ""  # an SVG element; Markdown has none
+    text: Sequence[tuple[str, str]] = ()  # paragraphs, each with its class
+    output: str = ""  # of a command, as it stands
+
+
 def write_pages(folder: Path, settings: Settings) -> list[tuple[str, str]]:
     """Write every page of what is there; return the texts of the summary."""
-    files = {name: folder / f"{name}.json" for name in STEPS}
-    documents = {name: STEPS[name].read(file) for name, file in files.items() if file.exists()}
+    documents = {name: document for name in STEPS if (document := document_of(folder, name)) is not None}
+    if "collectives" in documents:
+        documents["collectives"] = KIND.read(folder / "collectives.json")
     machine = {key: value for of in documents.values() for key, value in of.get("fingerprint", {}).items()}
     texts = [*_results(documents), *_problems(folder, documents)]
     sections = [_summary(documents, texts, {**machine, **vars(settings)})]
-    sections += [section for name in documents for section in _sections(name, documents[name])]
+    for name, document in documents.items():
+        printed = folder / f"{name}.txt"
+        output = printed.read_text(encoding="utf-8").rstrip() if printed.exists() else ""
+        section = Section(name, STEPS[name].title, output=output)
+        sections.append(_collectives(document, section) if name == "collectives" else section)
     commands = [join(command_line(STEPS[name].arguments(settings))) for name in documents]
-    sections.append(Section("made", "How this was made", text=[("", "Each command wrote NAME.json.")], code=commands))
+    sections.append(Section("made", "How this was made", output="\n".join(commands)))
     for section in sections:
         write(folder / f"{section.name}.md", markdown(section))
     created = min((of["created"] for of in documents.values() if "created" in of), default="")[:16].replace("T", " ")
@@ -44,15 +63,38 @@ def write_pages(folder: Path, settings: Settings) -> list[tuple[str, str]]:
     return texts
 
 
+def html(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    try:
+        from jinja2 import Environment
+    except ImportError:
+        raise Unsupported("pages of HTML need jinja2, which torch installs; `pip install jinja2`") from None
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = (resources.files("commlib.tools.cli.report") / "page.html.jinja").read_text(encoding="utf-8")
+    return environment.from_string(template).render(title=title, subtitle=subtitle, sections=sections)
+
+
+def markdown(section: Section) -> str:
+    output = section.output.replace("```", "'''")
+    parts = [f"# {escaped(section.title)}", *(escaped(text) for _, text in section.text)]
+    return "\n\n".join([*parts, *([f"```text\n{output}\n```"] if output else [])])
+
+
 def _summary(documents: Documents, texts: list[tuple[str, str]], here: Mapping[str, Any]) -> Section:
     """Return the first screen: the chart of the first collective, who is the fastest, and what is wrong."""
     drawn = ""
     if bench := documents.get("collectives"):
         first = {**bench, "rows": [row for row in bench["rows"] if row["op"] == bench["rows"][0]["op"]]}
         drawn = chart.svg(which.chart_title(first), which.panels(first)[:1])
-    facts = {**{key: here.get(key) for key in MACHINE}, "ranks": here["ranks"], "scope": here["scope"]}
-    rows = [{"what": key, "here": str(value)} for key, value in facts.items() if value]
-    return Section("summary", "Summary", drawn, texts, [plain_table("This machine", rows)])
+    facts = [f"{key:<8} {here[key]}" for key in (*MACHINE, "ranks", "scope") if here.get(key)]
+    return Section("summary", "Summary", drawn, texts, "\n".join(facts))
+
+
+def _collectives(document: dict[str, Any], section: Section) -> Section:
+    """Add who is the fastest at which size, and all charts but that of the first collective."""
+    panels = [of[0] for of in which.panels(document)[1:] if of[0].lines]
+    rows = [panels[at : at + CHARTS_PER_ROW] for at in range(0, len(panels), CHARTS_PER_ROW)]
+    drawn = chart.svg(which.chart_title(document), rows)
+    return replace(section, chart=drawn, output="\n".join([*which.lines(document, WIDTH), "", section.output]))
 
 
 def _results(documents: Documents) -> Texts:
@@ -100,26 +142,3 @@ def _of_machine(documents: Documents) -> Texts:
     for key in ONE_MACHINE:
         if len(values := dict.fromkeys(str(of.get(key)) for of in machines)) > 1:
             yield BAD, f"The steps were not measured on one machine with one software: {key} {' and '.join(values)}."
-
-
-def _sections(name: str, document: dict[str, Any]) -> list[Section]:
-    step = STEPS[name]
-    if step.view:
-        return [load(step.view)(document, WIDTH).section(name, step.title)]
-    if not step.columns:  # collectives: all charts but that of the first one, which stands in the summary
-        panels = [of[0] for of in which.panels(document)[1:] if of[0].lines]
-        rows = [panels[at : at + CHARTS_PER_ROW] for at in range(0, len(panels), CHARTS_PER_ROW)]
-        return which.sections(document, chart.svg(which.chart_title(document), rows))
-    rows = document.get("findings") or document["rows"]
-    table = plain_table(step.title, [{name: _cell(name, row[name]) for name in step.columns} for row in rows], _class)
-    return [Section(name, step.title, tables=[table], notes=document.get("notes", ()))]
-
-
-def _cell(name: str, value: Any) -> str:
-    return size_text(value) if name == "up_to" and value else home_as_tilde(str(value or "-"))
-
-
-def _class(cells: Mapping[str, str], column: Column) -> str:
-    if cells.get("wrong", "-") != "-":
-        return BAD
-    return {"broken": BAD, "missing": WARN, "warning": WARN}.get(cells.get("state", ""), "")

@@ -1,11 +1,8 @@
-"""The steps of a report: the commands that it calls, and what reads their documents. Nothing else knows these."""
+"""The steps of a report: the commands that it calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 SCOPES = ("quick", "usual", "all")
 
@@ -21,16 +18,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Step:
-    """A command that writes a document, and its further options for each scope.
-
-    Kind and view are module:name below commlib.tools, loaded when pages are written.
-    """
+    """A command that writes a document, and its further options for each scope."""
 
     title: str
     command: str
-    kind: str
-    view: str = ""  # "": columns of its rows are a table
-    columns: tuple[str, ...] = ()
     options: tuple[str, str, str] = ("", "", "")
 
     def arguments(self, settings: Settings) -> list[str]:
@@ -38,41 +29,19 @@ class Step:
         text = f"{self.command} {self.options[SCOPES.index(settings.scope)]}"
         return text.format(ranks=settings.ranks, gpu=gpu).split()
 
-    def read(self, path: Path) -> dict[str, Any]:
-        document: dict[str, Any] = load(self.kind).read(path)
-        return document
+
+def _kernel(title: str, arguments: str, quick: str) -> Step:
+    return Step(title, f"bench {arguments}", (f"--no-compile {quick} --time 3", "", "--sweep"))
 
 
-def load(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(f"commlib.tools.{module}"), name)
-
-
-def _kernel(title: str, arguments: str, quick: str = "", rest: str = "--sweep") -> Step:
-    view = "bench.kernels:KernelView"
-    return Step(title, f"bench {arguments}", "bench.kernels:KIND", view, options=(f"{quick} --time 3", "", rest))
-
-
-PLAN = ("op", "dtype", "redop", "placement", "mode", "up_to", "choice", "gain", "runner_up")
 BENCH = ("--time 20", "--time 60", "--max-bytes 64M --factor 4 --time 300")
-BARE = "--no-compile"  # with nothing that torch compiles
 STEPS = {  # in the order of the page
-    "collectives": Step("Collectives", "bench -n {ranks} {gpu}", "bench.result:KIND", options=BENCH),
-    "index": _kernel("Kernel: index", "index", f"{BARE} --dim 4096 --rows 1,64,1024,16384"),
-    "store": _kernel("Kernel: store", "store", f"{BARE} --dim 1024 --rows 1,64,512,4096"),
-    "metadata": _kernel("Kernel: metadata", "metadata", BARE),
-    "attention": _kernel("Attention: decoding", "attention --phase=decode --compare", BARE),
-    "prefill": _kernel("Attention: prompts", "attention --phase=prefill --compare", BARE),
-    "radix": _kernel("Radix cache", "radix", "--leaves 10000", "--time 30"),
-    "plan": Step("Plan", "plan show -n {ranks}", "cli.plan:KIND", columns=PLAN),
-    "correctness": Step(
-        "Correctness",
-        "test -n {ranks}",
-        "cli.test:KIND",
-        columns=("ranks", "op", "algorithm", "wrong"),
-        options=("--quick", "", ""),
-    ),
-    "environment": Step(
-        "Environment", "doctor", "cli.doctor.command:KIND", columns=("topic", "state", "detail", "remedy")
-    ),
+    "collectives": Step("Collectives", "bench -n {ranks} {gpu} --format table", BENCH),
+    "index": _kernel("Kernel: index", "index", "--dim 4096 --rows 1,64,1024,16384"),
+    "store": _kernel("Kernel: store", "store", "--dim 1024 --rows 1,64,512,4096"),
+    "metadata": _kernel("Kernel: metadata", "metadata", ""),
+    "attention": _kernel("Attention", "attention --compare", ""),
+    "plan": Step("Plan", "plan show -n {ranks}"),
+    "correctness": Step("Correctness", "test -n {ranks}", ("--quick", "", "")),
+    "environment": Step("Environment", "doctor"),
 }
