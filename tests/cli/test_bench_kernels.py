@@ -112,6 +112,26 @@ def test_a_wrong_value_of_attention_fails_the_run(monkeypatch, call):
     assert (code, "WRONG" in text, "FAILED" in text) == (1, True, True)
 
 
+def test_every_operation_of_the_radix_cache_is_measured_beside_who_does_the_same(call):
+    code, text, _ = call("bench", "radix", "--time", "0.1", "--leaves", "200", "-o", REPORT)
+    found = written(REPORT, KIND)
+    assert (code, found["complete"], found["wrong"]) == (0, True, 0)
+    by_operation: dict[str, set[str]] = {}
+    for row in found["rows"]:
+        by_operation.setdefault(row["variant"], set()).add(row["candidate"])
+        assert (row["gbps"] is not None) == (row["variant"] == "prefix_match")
+    assert by_operation == {
+        "prefix_match": {"commlib", "numpy", "torch"},
+        "match": {"commlib", "commlib out="},
+        "lock, unlock": {"commlib"},
+        "insert": {"commlib"},
+        "insert, evict": {"commlib"},
+    }
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if not line.startswith("#")]) == len(found["rows"])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("heat", ["--cold", "--hot"])

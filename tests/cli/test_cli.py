@@ -224,7 +224,7 @@ MEASURING = {
     "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --format table -o found.json": result.KIND,
     "bench index --dim 96 --device cpu --rows 2,3 -o found.json": kernels.KIND,
     "bench attention --dim 32 --device cpu --batch 1,2 --length 20 -o found.json": kernels.KIND,
-    "bench metadata --rows 2,3 --device cpu --json": kernels.KIND,
+    "bench radix --leaves 200 --json": kernels.KIND,
 }
 
 
@@ -311,8 +311,7 @@ REFUSED = {
         ("--trace trace.json", "no option --trace; --phases has a table"),
         ("--plot x.png", "draws nothing; leave --plot out"),
     ],
-    "bench radix": [("--leaves 200", "`commlib bench radix` was removed; run benchmarks/radix_trees.py")],
-    "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention` measures")],
+    "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention|radix` measures")],
     "radix": [("simulate t", "was removed; run make_traces.py and simulate.py in benchmarks/radix")],
     "tune -n 2": [
         ("--penalty 0.1", "no option --penalty; it is --margin now"),

@@ -36,7 +36,7 @@ class KernelRow:
     """One candidate of one case."""
 
     kernel: str
-    variant: str  # masked; fp8; decode
+    variant: str  # masked; fp8; decode; the operation of radix
     n: int  # ids, tokens or requests
     dim: int  # elements of a row, features of a head, new tokens of a request
     type: str
@@ -66,6 +66,7 @@ class KernelRow:
     page_size: int | None = None
     cache: str | None = None  # type of the cache
     ragged: bool | None = None  # lengths from 1 to twice `length`
+    detail: str | None = None  # what else counts for an operation of radix
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class KernelReport(Report):
         super().__init__(KIND, command, "" if settings.on_gpu else "cpu")
         self.config = KernelConfig(
             kernel=cases[0].kernel,
-            variant=cases[0].variant,
+            variant=cases[0].variant if cases[0].kernel != "radix" else "",
             device=settings.device.type,  # type: ignore[arg-type]
             threads=torch.get_num_threads() if settings.on_gpu else 1,
             cases=len(cases),
@@ -173,6 +174,8 @@ def title(row: Row) -> str:
     if row["kernel"] == "attention":
         parts = ["ragged" * row["ragged"], f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
         parts.append(f"pages of {row['page_size']}")
+    elif row["kernel"] == "radix":
+        parts = [row["detail"]]
     else:
         parts = [f"dim {row['dim']}", row["type"], row["pattern"], row["heat"]]
     return ", ".join(filter(None, [kernel, *parts, graph]))
@@ -189,6 +192,7 @@ def _figure(name: str, key: str, unit: str = "(us)", width: int = 7, spare: int 
 
 
 BOUNDS: Mapping[str, Sequence[str]] = {
+    "radix": ["rate: of one of the two prompts that are compared"],
     "rows": ["rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"],
     "attention": [
         "bound: 100 is a read of K and V, measured in the same case",
@@ -209,7 +213,7 @@ class KernelView(View):
             Column("candidate", _label, 18, left=True),
             _figure("time", "time_us"),
             _figure("rate", "gbps", "GB/s", spare=5),
-            Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)"),
+            *([Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)")] * (config["kernel"] != "radix")),
             *([Column("error", _error, 7)] * attention),
             *([_figure("host", "host_us", width=6, spare=6), _figure("wall", "wall_us", width=6, spare=7)] * on_gpu),
             Column("ratio", _ratio, 17, "to ours"),

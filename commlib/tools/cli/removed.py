@@ -8,12 +8,11 @@ from commlib import env
 from commlib.errors import meant
 
 REMOVED = {
-    "bench radix": "run benchmarks/radix_trees.py of a checkout",
     "plan diff": "write both plans with `commlib plan show PLAN --json`, and compare the files with diff",
     "plan validate": "`commlib plan show FILE` names the first mistake of a file",
     "plan threshold": "write `Plan.threshold(…).file_text` of Python, or edit a copy of a shipped plan",
     "plan export": "read the sizes from `commlib plan show --json`",
-    "profile": "`commlib bench index|store|metadata|attention` measures kernels, "
+    "profile": "`commlib bench index|store|metadata|attention|radix` measures kernels, "
     "`commlib bench OP --phases` one call, and `commlib plan explain` replaces --analyze",
     "radix": "run make_traces.py and simulate.py in benchmarks/radix of a checkout",
 }
@@ -67,7 +66,8 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is called, as click does; for one that does not exist raise what to type."""
         name = " ".join([*ctx.command_path.split()[1:], *args[:1]])
-        refuse_removed(ctx, name)
+        if name in REMOVED:
+            ctx.fail(f"`commlib {name}` was removed; {REMOVED[name]}")
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-"):
             ctx.fail(f"no command {args[0]!r}{meant(args[0], known)}")
@@ -78,11 +78,6 @@ class Group(click.Group):
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in commands if command])
-
-
-def refuse_removed(ctx: click.Context, name: str) -> None:
-    if name in REMOVED:
-        ctx.fail(f"`commlib {name}` was removed; {REMOVED[name]}")
 
 
 def no_such_option(error: click.NoSuchOption) -> click.UsageError:

@@ -54,4 +54,5 @@ KERNELS = {
         variant=("fp8", "Caches of float8_e4m3fn, with scales."),
     ),
     "attention": Kernel("Attention of single queries over a paged cache, next to a ceiling."),
+    "radix": Kernel("RadixCache and prefix_match from Python on the CPU."),
 }

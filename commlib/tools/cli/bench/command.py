@@ -17,7 +17,6 @@ from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
 from commlib.tools.cli.options import EXISTING, FILE, Finite, Seconds, grouped_options, read_bytes, write_groups
 from commlib.tools.cli.ranks import started
-from commlib.tools.cli.removed import refuse_removed
 from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
 
@@ -45,8 +44,6 @@ class _Bench(LazyGroup):
     ) -> click.Context:
         """Read the words as the subcommand's, or as our own."""
         context = click.Context(self, info_name=info_name, parent=parent)
-        for word in args[:1]:
-            refuse_removed(context, f"bench {word}")
         if args and (command := self.get_command(context, args[0])) is not None:
             return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)

@@ -1,4 +1,4 @@
-"""`commlib bench index`, `store`, `metadata` and `attention`: a kernel next to other libraries."""
+"""`commlib bench index`, `store`, `metadata`, `attention` and `radix`: a kernel next to other libraries."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ def _rows(name: str) -> list[click.Parameter]:
     ]
 
 
+WRITTEN: list[click.Parameter] = [
+    click.Option(["-o", "--output"], type=FILE, help="Also write to FILE: JSON, or .csv, .md by its suffix."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of the table."),
+]
 MEASURED: list[click.Parameter] = [
     click.Option(["-d", "--dtype"], help="Element types a,b (bf16, half … too)."),
     click.Option(["--sweep"], is_flag=True, help="Measure many sizes."),
@@ -46,8 +50,7 @@ MEASURED: list[click.Parameter] = [
     click.Option(["--peer"], type=EXISTING, multiple=True, help="File with candidates(kernel, case, inputs)."),
     click.Option(["--time", "seconds"], type=Seconds(), help=TIME),
     click.Option(["--device"], default="auto", help="cpu, cuda, cuda:1 …"),
-    click.Option(["-o", "--output"], type=FILE, help="Also write to FILE: JSON, or .csv, .md by its suffix."),
-    click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of the table."),
+    *WRITTEN,
 ]
 ATTENTION: list[click.Parameter] = [
     click.Option(["--batch"], type=Numbers(TOKENS), help="Number of requests."),
@@ -60,6 +63,11 @@ ATTENTION: list[click.Parameter] = [
     click.Option(["--ragged"], is_flag=True, help="Lengths from 1 to twice --length."),
     click.Option(["--compare"], is_flag=True, help="Measure torch, flash-attn and FlashInfer, too."),
     *MEASURED,
+]
+RADIX: list[click.Parameter] = [
+    click.Option(["--leaves"], type=click.IntRange(200), default=100_000, help="Leaves of the evicting tree."),
+    click.Option(["--time", "seconds"], type=Seconds(), default=SECONDS, help="How long to measure."),
+    *WRITTEN,
 ]
 
 
@@ -77,4 +85,4 @@ def _command(name: str, params: Sequence[click.Parameter]) -> click.Command:
 
 
 index, metadata, store = (_command(name, _rows(name)) for name in ("index", "metadata", "store"))
-attention = _command("attention", ATTENTION)
+attention, radix = _command("attention", ATTENTION), _command("radix", RADIX)

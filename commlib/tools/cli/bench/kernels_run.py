@@ -12,7 +12,7 @@ from typing import Any
 import click
 import torch
 
-from commlib.tools.baselines.kernels import KERNELS, attention
+from commlib.tools.baselines.kernels import KERNELS, attention, radix
 from commlib.tools.baselines.kernels.case import Case, type_name
 from commlib.tools.baselines.kernels.measure import Settings, measure_case
 from commlib.tools.bench.kernels import KernelReport, KernelView
@@ -24,13 +24,12 @@ Options = Mapping[str, Any]
 
 def main(name: str, options: Options, command: str) -> int:
     """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
-    device = read_device(options["device"])
+    device = read_device(options.get("device", "cpu"))
     check_files(options["output"], None)
     cases = read_cases(name, device.type, options)
-    files = {path.stem: python_file(path, "candidates").candidates for path in options["peer"]}
-    settings = Settings(
-        device, options.get("compare") is not False, _not_compiled(device.type, options["compile_"]), files
-    )
+    files = {path.stem: python_file(path, "candidates").candidates for path in options.get("peer", ())}
+    not_compiled = _not_compiled(device.type, options.get("compile_"))
+    settings = Settings(device, options.get("compare") is not False, not_compiled, files)
     report = KernelReport(cases, settings, options["seconds"], command)
     output = Output(KernelView, "json" if options["as_json"] else "table", options["output"])
     if settings.on_gpu:
@@ -79,6 +78,8 @@ def read_device(text: str) -> torch.device:
 
 
 def read_cases(name: str, device: str, options: Options) -> list[Case]:
+    if name == "radix":
+        return list(radix.cases(options["leaves"]))
     dtypes = _dtypes(name, options["dtype"])
     if name == "attention":
         return list(_attention(device, dtypes, options))

@@ -41,6 +41,7 @@ STEPS = {  # in the order of the page
     "store": _kernel("Kernel: store", "store", "--dim 1024 --rows 1,64,512,4096"),
     "metadata": _kernel("Kernel: metadata", "metadata", ""),
     "attention": _kernel("Attention", "attention --compare", ""),
+    "radix": Step("Radix cache", "bench radix", ("--leaves 10000 --time 3", "", "--time 30")),
     "plan": Step("Plan", "plan show -n {ranks}"),
     "correctness": Step("Correctness", "test -n {ranks}", ("--quick", "", "")),
     "environment": Step("Environment", "doctor"),
