@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from contextlib import ExitStack
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 import commlib
 from commlib.communicator import Communicator
 from commlib.debug import look
+from commlib.debug.jobs import process
 from commlib.debug.record import GPU, NAME, OPEN, Graph, descriptors, records_of
 from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
@@ -71,6 +73,12 @@ def test_memory_that_could_shrink_while_it_is_read_is_no_record() -> None:
         copy.truncate(path.stat().st_size)
         assert len(descriptors(os.getpid(), NAME)) == 2
         assert len(records_of(os.getpid())) == 1
+
+
+def test_a_process_that_has_ended_is_gone_also_before_its_parent_has_asked_how() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert process(ended.pid).gone
 
 
 def fork_for_a_while(comm: Communicator) -> int:

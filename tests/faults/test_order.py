@@ -157,6 +157,7 @@ def test_the_peers_of_a_block_that_fails_are_told_whatever_its_error_says(how: s
         raised, heard = ranks.run(leave_with, how)
     assert raised == "raised"
     assert heard.startswith("rank 0 left the communicator with ")
+    assert "\N{REPLACEMENT CHARACTER}" not in heard  # what is too long is cut between two characters
 
 
 def later_on_a_split(comm: Communicator) -> list[float]:
