@@ -15,14 +15,7 @@ from commlib.tools.bench.limit import measure_limit
 from commlib.tools.bench.result import Limit
 from commlib.tools.report.document import environment
 from commlib.tools.testing import Ranks
-from commlib.tools.timing import (
-    Protocol,
-    Run,
-    figures,
-    graph,
-    measure_on_one_device,
-    ratio_of_medians,
-)
+from commlib.tools.timing import Protocol, Run, figures, graph, measure_on_one_device, ratio_of_medians
 from tests.on_ranks import on_ranks
 
 

@@ -95,7 +95,9 @@ def test_half_set_variables_say_what_is_missing(environ, missing):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "4"), ("RANK", "x"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "-1"), ("LOCAL_RANK", "4")]
+    ("name", "value"),
+    [("RANK", "4"), ("RANK", "x"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "-1"), ("LOCAL_RANK", "4")]
+    + [("MASTER_PORT", port) for port in ("65536", "0", "-1", "http")],
 )
 def test_numbers_that_make_no_sense_are_refused(name, value, monkeypatch):
     for variable, number in {**TORCHRUN, name: value}.items():
@@ -138,12 +140,7 @@ def test_a_batch_job_gets_a_secret_unless_it_has_one(tmp_path):
     (tmp_path / "srun").chmod(0o755)
 
     def secret(**extra):
-        environ = {
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "SLURM_SUBMIT_DIR": str(tmp_path),
-            **extra,
-        }
+        environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), **extra}
         batch = ["bash", str(ROOT / "launch/slurm.sbatch"), "true"]
         return subprocess.run(batch, env=environ, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -14,7 +14,7 @@ from commlib.build import plugin_code
 from commlib.build.device_code import compile_kernel, expression
 from commlib.build.plugin_code import load_plugin
 from commlib.collectives import COLLECTIVES
-from commlib.collectives.plugins import Tables, asked_for, read
+from commlib.collectives.plugins import Tables, asked_for
 from commlib.errors import BuildFailed
 
 EXTENDING = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -187,15 +187,6 @@ def test_what_is_wrong_with_a_plugin_is_said_with_its_file(tmp_path: Path, text:
     assert str(path) in str(error.value)
     assert list(tables) == list(COLLECTIVES)
     assert tables["all_reduce"].algorithms == COLLECTIVES["all_reduce"].algorithms
-
-
-def test_what_ranks_compare_of_a_plugin_follows_its_native_half_too(tmp_path: Path) -> None:
-    path, told = tmp_path / "mine.py", set()
-    path.write_text(rows("shm_mine"))
-    for code in ("int one;\n", "int another;\n"):
-        path.with_name("shm_mine.cc").write_text(code)
-        told.add(read(str(path), COLLECTIVES).description)
-    assert len(told) == 2
 
 
 def test_two_plugins_cannot_have_the_same_name(leader: Path) -> None:

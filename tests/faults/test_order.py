@@ -103,8 +103,8 @@ class Unsaid(Exception):
 def leave_with(comm: Communicator, how: str) -> str:
     """Rank 0 leaves its block with an error; the others hear of it, whatever its text is."""
     errors = {
-        "long": ValueError("ü€😀" * 400),
-        "shifted": ValueError("x" + "ü€😀" * 400),
+        "long": ValueError("ü€😀" * 500),
+        "shifted": ValueError("x" + "ü€😀" * 500),
         "surrogate": ValueError("half \ud800 a pair"),
         "unsaid": Unsaid(),
     }
