@@ -238,13 +238,9 @@ def test_a_variable_out_of_range_is_a_value_error_that_names_it(text, monkeypatc
             variable.get()
 
 
-@pytest.mark.parametrize("port", ["65536", "0", "-1", "http"])
-def test_a_port_that_is_none_is_refused(port, monkeypatch):
-    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="MASTER_PORT"):
-        connect("torchrun", timeout_s=1)
+@pytest.mark.parametrize("text", ["65536", "64K", " 64kb", "64KiB"])
+def test_a_size_is_in_bytes_or_has_its_unit_in_any_spelling(text):
+    assert env.parse_bytes(text) == 65536
 
 
 @pytest.mark.parametrize("started", ["commlib", "srun"])

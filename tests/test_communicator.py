@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import threading
 import time
 from typing import Any
 
@@ -82,6 +83,23 @@ def test_a_rank_may_send_to_itself(comm: Communicator) -> None:
     x = torch.arange(300_000)
     comm.send(x, comm.rank)
     assert torch.equal(comm.recv(torch.empty_like(x), comm.rank), x)
+
+
+@on_ranks(2)
+def test_a_receive_is_refused_while_another_thread_is_in_one_from_that_rank(comm: Communicator) -> None:
+    if comm.rank == 1:
+        comm.recv(torch.empty(1), 0)
+        comm.send(torch.ones(3), 0)
+        return
+    thread = threading.Thread(target=comm.recv, args=(torch.empty(3), 1))
+    thread.start()
+    while not any(slot.waits for record in records_of(os.getpid()) for slot in record.slots()):
+        time.sleep(0.001)
+    x, told = torch.ones(1), "was called while another thread is inside a recv from that rank"
+    assert told in message_of(lambda: comm.recv(x, 1), CommError)
+    assert told in message_of(lambda: comm.send_recv(x, 1, torch.empty(1), 1), CommError)
+    comm.send(x, 1)
+    thread.join()
 
 
 def wrong_size(comm: Communicator) -> str:
@@ -193,8 +211,10 @@ def test_a_root_that_is_far_ahead_waits_for_the_last_rank(comm: Communicator) ->
 
 @on_ranks()
 def test_ranks_need_not_agree_where_their_tensors_lie(comm: Communicator) -> None:
+    usual, symmetric = comm.plan, Plan.only({"all_reduce": "shm_symmetric"}, base=comm.plan)
     for count in (3, 300, 5000, 200_003):
         for who in range(1 << comm.size):
+            comm.use(symmetric if who % 2 else usual)
             x = comm.empty(count) if who >> comm.rank & 1 else torch.empty(count)
             x.copy_(torch.arange(count) % 7 + comm.rank)
             comm.all_reduce(x)
@@ -207,6 +227,7 @@ def test_ranks_need_not_agree_where_their_tensors_lie(comm: Communicator) -> Non
             assert torch.equal(out, torch.arange(comm.size).repeat_interleave(count).float())
             comm.broadcast(y, who % comm.size)
             assert (y == who % comm.size).all()
+    comm.use(usual)
 
 
 def explanations(comm: Communicator) -> list[tuple[str, str]]:

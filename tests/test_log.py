@@ -46,10 +46,6 @@ def run(quick_python: Path, before: str = "", **variables: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_nothing_is_said_without_being_asked(quick_python):
-    assert run(quick_python) == []
-
-
 def test_unknown_variables_are_named_once_with_the_nearest_known_name(quick_python):
     lines = run(quick_python, COMMLIB_TIMOUT_S="3", COMMLIB_XYZZY="1")
     assert lines == [

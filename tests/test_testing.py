@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commlib.errors import CommTimeout, PeerLost
+from commlib.errors import PeerLost
 from commlib.tools.testing import RankError, Ranks
 from tests.test_launch import wait_until_gone
 
@@ -32,10 +32,6 @@ class Comm:
 
 def create(world, *, label=""):
     return Comm(world, list(range(world.size)), label)
-
-
-def broken(world):
-    raise ValueError(f"no backend on rank {world.rank}")
 
 
 def who(comm, offset):
@@ -164,23 +160,6 @@ def test_ctrl_c_reaches_the_function_and_nothing_else(ranks):
     os.kill(ranks.pids[0], signal.SIGINT)
     assert handle.result(0) == "interrupted"
     ranks.restart()
-
-
-def test_a_communicator_that_cannot_be_made_is_told():
-    with pytest.raises(RankError, match=r"no backend on rank 0(.|\n)*no backend on rank 1"):
-        Ranks(2, create=broken).run(who, 0)
-
-
-def test_a_missing_rank_is_named_by_the_world(ranks):
-    handle = ranks.start(late_world)
-    with pytest.raises(CommTimeout, match=r"rank 0 waited 0.1 s .* for ranks 1 and 2"):
-        handle.result(0)
-    ranks.restart()
-
-
-def late_world(comm):
-    if comm.rank == 0:
-        comm.world.all_gather(b"", 0.1)
 
 
 def test_no_rank_outlives_a_killed_test_process():

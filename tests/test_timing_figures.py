@@ -1,5 +1,6 @@
 """Who is called how often without ranks, and which settings a document has."""
 
+import gc
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -9,12 +10,7 @@ import torch
 
 from commlib.errors import CommError
 from commlib.tools.report.document import environment
-from commlib.tools.timing import (
-    Protocol,
-    Run,
-    graph,
-    measure_on_one_device,
-)
+from commlib.tools.timing import Protocol, Run, graph, measure_on_one_device
 
 
 def test_of_the_environment_only_what_changes_a_figure_is_kept() -> None:
@@ -56,6 +52,16 @@ def test_blocks_of_candidates_alternate_and_sets_rotate() -> None:
     order = [block[0][0] for block in blocks]
     assert all(set(order[at : at + 2]) == {"a", "b"} for at in range(0, 12, 2))
     assert order != ["a", "b"] * 6
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_garbage_collector_is_off_while_calls_are_timed_and_then_as_it_was(on: bool) -> None:
+    seen: list[bool] = []
+    (gc.enable if on else gc.disable)()
+    measure_on_one_device(CPU, {"a": [lambda: seen.append(gc.isenabled())]}, Protocol(budget_s=0.0), "case")
+    after = gc.isenabled()
+    gc.enable()
+    assert (set(seen), after) == ({False}, on)
 
 
 def test_a_block_goes_on_with_the_set_after_the_last_ones() -> None:

@@ -61,19 +61,6 @@ def test_splits_serve_their_ranks_and_the_parent_goes_on(three_hosts: Ranks) -> 
     ]
 
 
-def later(comm: Communicator) -> list[float]:
-    x, y = torch.full((50_000,), comm.rank + 1.0), torch.full((2,), comm.rank + 1.0)
-    works = [comm.all_reduce(x, async_op=True), comm.broadcast(y, 2, async_op=True)]
-    comm.send_recv(torch.ones(1), (comm.rank + 1) % 4, torch.empty(1), (comm.rank - 1) % 4)
-    for work in works:
-        work.wait()
-    return [float(x[-1]), float(y[0])]
-
-
-def test_asynchronous_calls_run_in_order(three_hosts: Ranks) -> None:
-    assert three_hosts.run(later) == [[10.0, 3.0]] * 4
-
-
 class Cards(World):
     """Rank 0 of ranks that have said where they are."""
 

@@ -116,12 +116,6 @@ def note(folder, rank, **seen):
     Path(folder, f"{rank}.json").write_text(json.dumps(seen))
 
 
-def spawned(number, folder, environ):
-    """A process of torch.multiprocessing.spawn, whose program sets torch's variables."""
-    os.environ.update(environ, RANK=str(number), WORLD_SIZE="2")
-    with_commlib(folder, None)
-
-
 WAYS = {"commlib": with_commlib, "torch": with_torch, "world": with_world, "mpi": with_mpi, "raises": raises}
 
 

@@ -95,7 +95,9 @@ def test_half_set_variables_say_what_is_missing(environ, missing):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "4"), ("RANK", "x"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "-1"), ("LOCAL_RANK", "4")]
+    ("name", "value"),
+    [("RANK", "4"), ("RANK", "x"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "-1"), ("LOCAL_RANK", "4")]
+    + [("MASTER_PORT", port) for port in ("65536", "0", "-1", "http")],
 )
 def test_numbers_that_make_no_sense_are_refused(name, value, monkeypatch):
     for variable, number in {**TORCHRUN, name: value}.items():
@@ -116,11 +118,13 @@ def test_a_bootstrap_asked_for_by_name_must_be_there(name, monkeypatch):
             connect(wrong)
 
 
-def test_a_host_is_one_kernel_namespace_user_and_given_name():
-    for differs in (0, 2, 3, 4):  # but not its hostname only: each container has another
+def test_a_host_is_one_kernel_namespace_user_and_given_name_and_its_ranks_are_numbered_by_kernel_and_hostname():
+    for differs in range(5):
         world = SingleWorld()
+        world.rank = 2
         world.infos = [ProcessInfo(*(str(at == differs and rank == 1) for at in range(6))) for rank in range(3)]
-        assert [host.ranks for host in world.hosts()] == [[0, 2], [1]]
+        hosts = [[0, 1, 2]] if differs == 1 else [[0, 2], [1]]  # each container has another hostname
+        assert ([host.ranks for host in world.hosts()], world.count_local_rank()) == (hosts, 1 if differs < 2 else 2)
 
 
 def test_every_task_finds_the_same_address_and_every_step_its_own():
@@ -136,12 +140,7 @@ def test_a_batch_job_gets_a_secret_unless_it_has_one(tmp_path):
     (tmp_path / "srun").chmod(0o755)
 
     def secret(**extra):
-        environ = {
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "SLURM_SUBMIT_DIR": str(tmp_path),
-            **extra,
-        }
+        environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), **extra}
         batch = ["bash", str(ROOT / "launch/slurm.sbatch"), "true"]
         return subprocess.run(batch, env=environ, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -24,13 +24,6 @@ environs = [{**os.environ, **step, "SLURM_PROCID": task, "SLURM_LOCALID": task} 
 tasks = [subprocess.Popen(sys.argv[1:], env=environ) for environ in environs]
 sys.exit(max(task.wait() for task in tasks))
 """
-SPAWN = """
-import sys
-import torch.multiprocessing as mp
-from tests.bootstrap.launched import spawned
-folder, port = sys.argv[1:]
-mp.spawn(spawned, (folder, {"MASTER_ADDR": "localhost", "MASTER_PORT": port}), nprocs=2)
-"""
 LAUNCHERS = {
     "local": ["-m", "commlib", "run", "-n", "2"],
     "torchrun": [*TORCHRUN, "2", "--standalone", "--no-python"],
@@ -57,12 +50,6 @@ def test_ranks_of_a_launcher_are_a_communicator_and_a_late_one_is_named(launch, 
     launch([quick_python, *LAUNCHERS[launcher]], "world", python=quick_python)
     for rank, seen in enumerate(noted(tmp_path)):
         assert (seen["name"], seen["local_rank"], "rank 1" in seen["late"]) == (launcher, rank, rank == 0)
-
-
-@pytest.mark.slow
-def test_processes_of_spawn_that_set_torchs_variables_are_ranks(launch, quick_python, tmp_path, free_port):
-    launch([quick_python, "-c", SPAWN, tmp_path, free_port])
-    check(tmp_path)
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "tcp://localhost:{}", "[::1]:{}"])

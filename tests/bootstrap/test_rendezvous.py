@@ -150,9 +150,8 @@ def test_rank_0_killed_or_stopped_is_an_error_by_the_deadline(place, start, sign
 def test_two_jobs_that_start_at_one_place_say_so_on_every_rank(place, start):
     zeros = [start(join, place, 0, 2), start(join, place, 0, 2)]
     wait_until(lambda: len(place.servers()) == 2)
-    time.sleep(
-        0.3
-    )  # each has asked the other: a rank 1 that comes before may be the only one that one of them waits for
+    # Each has asked the other then: a rank 1 that comes before may be the only one that one of them waits for.
+    time.sleep(0.3)
     results = {caught(join, place, 1, 2), *(running.result() for running in zeros)}
     assert all("both are rank 0 (the test): two jobs meet" in str(result) for result in results), results
 

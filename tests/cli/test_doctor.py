@@ -62,14 +62,15 @@ def test_the_main_job_is_on_the_gpus_that_are_shown_unless_the_environment_says_
         assert main_job() == job
 
 
-def test_only_what_the_main_job_needs_decides_the_exit_code(monkeypatch, call):
+def test_only_what_the_main_job_needs_decides_the_exit_code(monkeypatch, call, tmp_path):
     monkeypatch.setenv("COMMLIB_BACKEND", "shm")
     cases = [("any", broken, 1), ("any", warning, 0), ("any", ok, 0), ("shm", broken, 1)]
     for needs, make, code in [*cases, ("", broken, 0)]:
         findings = Check("libraries", lambda make=make: make("no symbol", "pip install ."), needs).findings("shm")
         monkeypatch.setattr(command, "run_all", lambda job, findings=findings: iter(findings))
-        seen, out, _ = call("doctor")
+        seen, out, _ = call("doctor", "-o", "report.txt")
         assert (seen, "no symbol" in out, "→ pip install ." in out) == (code, True, True)
+        assert "\x1b" not in (tmp_path / "report.txt").read_text(encoding="utf-8"), "colours are of terminals"
         assert ("cannot run commlib before this is mended: libraries" in out) == bool(code)
     assert Check("nccl", lambda: broken("none"), "nccl").findings("shm") == []
     (finding,) = Check("torch", lambda: 1 / 0, "any", "reinstall it").findings("shm")

@@ -72,21 +72,7 @@ def test_a_dry_run_writes_nothing_and_ends_well_whatever_the_noise(command: Run,
 def test_an_interrupted_run_leaves_the_plan_of_what_it_measured_and_the_way_back(command: Run, tmp_path: Path) -> None:
     output = tmp_path / "plan.json"
     output.write_text(old := Plan.only({"all_reduce": "shm_twoshot"}, base=shipped_plan("shm")).file_text)
-    words = (
-        "tune",
-        "all_reduce",
-        "all_gather",
-        "-n",
-        "2",
-        "-b",
-        "1K",
-        "-e",
-        "2K",
-        "--dtype",
-        "float32",
-        "--time",
-        "60",
-    )
+    words = "tune all_reduce all_gather -n 2 -b 1K -e 2K --dtype float32 --time 60".split()
     said = interrupted((*words, "--fresh", "-o", str(output)), lambda _: output.read_text() != old)
     assert "# not tuned: " in said and "all_gather float32 eager symmetric" in said
     assert Plan.load(output).explain("all_reduce", 1024, world=2).runner_up == "shm_twoshot"

@@ -30,15 +30,8 @@ def folder_of(path: Path, **documents: dict[str, Any]) -> Path:
 
 
 def doctor(state: str) -> dict[str, Any]:
-    finding = {"topic": "mpi", "state": state, "detail": "~", "remedy": "", "needed": True}
-    return {
-        "schema": "commlib.doctor",
-        "version": 1,
-        "commlib": "0",
-        "job": "shm",
-        "runs": False,
-        "findings": [finding],
-    }
+    head = {"schema": "commlib.doctor", "version": 1, "commlib": "0", "job": "shm", "runs": False}
+    return head | {"findings": [{"topic": "mpi", "state": state, "detail": "~", "remedy": "", "needed": True}]}
 
 
 @pytest.mark.slow

@@ -152,6 +152,7 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("weight has shape (32), but x has rows of 64", {"weight": torch.ones(32)}),
     ("bias is float16, but must be float32", {"bias": torch.ones(64, dtype=torch.float16)}),
     ("out is float64, but must be float32", {"out": torch.ones(2, 64, dtype=torch.float64)}),
+    ("out has rows that are not contiguous, or not the same", {"out": torch.ones(64).expand(2, 64)}),
     ("quant is 'int8', but must be None, 'fp8', 'fp8_token' or 'fp8_group'", {"quant": "int8"}),
     ("needs a multiple of 128", {"quant": "fp8_group"}),
     ("scale is not given, but quant='fp8' needs one", {"quant": "fp8"}),

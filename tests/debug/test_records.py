@@ -1,7 +1,9 @@
 """What `commlib debug` says where a process has no record, or a record has no room for all communicators."""
 
+import gc
 import os
 import signal
+import subprocess
 import time
 from contextlib import ExitStack
 
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.debug.jobs import look
+from commlib.debug.jobs import look, process
 from commlib.debug.record import GPU, NAME, OPEN, Graph, descriptors, records_of
 from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
@@ -73,6 +75,12 @@ def test_memory_that_could_shrink_while_it_is_read_is_no_record() -> None:
         assert len(records_of(os.getpid())) == 1
 
 
+def test_a_process_that_has_ended_is_gone_also_before_its_parent_has_asked_how() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert process(ended.pid).gone
+
+
 def fork_for_a_while(comm: Communicator) -> int:
     if (child := os.fork()) == 0:
         time.sleep(30.0)
@@ -116,3 +124,19 @@ def test_a_forked_child_closes_no_communicator_of_its_parent(shm_ranks: Ranks) -
     before, after = shm_ranks.run(fork_and_close), shm_ranks.run(fork_and_close)
     assert all(False in closed for closed in before)
     assert before == after
+
+
+def collect_in_a_child(comm: Communicator) -> list[int]:
+    (record,), (read, write) = records_of(os.getpid()), os.pipe()
+    if (child := os.fork()) == 0:
+        gc.callbacks.append(lambda phase, info: os.write(write, bytes([record.header.collects > 0])))
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        return list(pipe.read())
+
+
+def test_a_garbage_collection_of_a_forked_child_is_none_of_its_parent(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(collect_in_a_child, world=2) == [[0, 0]] * 2  # as it begins, and when it is over

@@ -23,17 +23,7 @@ from commlib.debug.record import records_of
 from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.flight import flights
-from commlib.tools.debug.slow import (
-    PROGRAM,
-    RankTime,
-    Slowness,
-    Watched,
-    _late,
-    blamed,
-    sentences,
-    slowness,
-    watch,
-)
+from commlib.tools.debug.slow import PROGRAM, RankTime, Slowness, Watched, _late, blamed, sentences, slowness, watch
 from commlib.tools.testing import Handle, Ranks
 from tests.debug.test_debug import wait_for
 

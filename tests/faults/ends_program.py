@@ -137,10 +137,7 @@ def main():
         jobs.append(start(globals()[name], sys.argv[1]))
         if jobs[-1] is None:
             return
-    for (
-        server,
-        _,
-    ) in jobs:  # after the last fork: under TSan, no signal is handled in a child of a process with threads
+    for server, _ in jobs:  # after the last fork: under TSan, no signal is handled in a child of a process with threads
         server.start()
     for job in jobs:
         reap(*job)

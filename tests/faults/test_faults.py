@@ -121,14 +121,21 @@ def gather_in_another_order(comm: Communicator, odd: bool) -> None:
     comm.all_gatherv(torch.empty(sum(sizes)), torch.ones(sizes[comm.rank]), sizes)
 
 
+def scatter_in_another_order(comm: Communicator, odd: bool) -> None:
+    sizes = [8] * (comm.size - 2) + ([9, 7] if odd else [7, 9])
+    comm.reduce_scatterv(torch.empty(sizes[comm.rank]), torch.ones(sum(sizes)), sizes)
+
+
 CALLS: dict[str, Callable[[Communicator, bool], object]] = {
     "operation": lambda comm, odd: comm.broadcast(torch.ones(8), 0) if odd else comm.all_reduce(torch.ones(8)),
     "dtype": lambda comm, odd: comm.all_reduce(torch.ones(8, dtype=torch.float64 if odd else torch.float32)),
     "count": lambda comm, odd: comm.all_reduce(torch.ones(5 if odd else 8)),
+    "nothing": lambda comm, odd: comm.all_reduce(torch.ones(0 if odd else 8)),
     "redop": lambda comm, odd: comm.all_reduce(torch.ones(8), "max" if odd else "sum"),
     "root": lambda comm, odd: comm.broadcast(torch.ones(8), 1 if odd else 0),
     "sizes": gather_sizes,
     "order of sizes": gather_in_another_order,
+    "order of sizes of sums": scatter_in_another_order,
     "an exchange of splits": exchange_or_gather,  # what one rank calls is a part of what the others do
     "an object": object_or_tensor,
 }
@@ -261,6 +268,7 @@ def test_a_disagreement_is_one_value_error_on_all_ranks_when_checked(checked_ran
     answers = checked_ranks.run(disagree, how)
     assert len(set(answers)) == 1, answers
     assert answers[0].startswith("ValueError: ranks disagree: rank 0: ")
+    assert re.findall(r"rank (\d): [^;]* with other sizes", answers[0]) == ["2"] * ("sizes" in how)
     assert checked_ranks.run(still_works) == [3.0] * 3
 
 

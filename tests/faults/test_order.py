@@ -103,8 +103,8 @@ class Unsaid(Exception):
 def leave_with(comm: Communicator, how: str) -> str:
     """Rank 0 leaves its block with an error; the others hear of it, whatever its text is."""
     errors = {
-        "long": ValueError("ü€😀" * 400),
-        "shifted": ValueError("x" + "ü€😀" * 400),
+        "long": ValueError("ü€😀" * 500),
+        "shifted": ValueError("x" + "ü€😀" * 500),
         "surrogate": ValueError("half \ud800 a pair"),
         "unsaid": Unsaid(),
     }
@@ -157,6 +157,7 @@ def test_the_peers_of_a_block_that_fails_are_told_whatever_its_error_says(how: s
         raised, heard = ranks.run(leave_with, how)
     assert raised == "raised"
     assert heard.startswith("rank 0 left the communicator with ")
+    assert "\N{REPLACEMENT CHARACTER}" not in heard  # what is too long is cut between two characters
 
 
 def later_on_a_split(comm: Communicator) -> list[float]:

@@ -173,17 +173,3 @@ def test_a_collective_that_functions_cannot_do_is_refused(with_example: Run, tmp
     plugin = tmp_path / "mine.py"
     plugin.write_text(ROW.format(op="broadcast", body="return 3"))
     assert "functions of tvm-ffi can do all_reduce, all_gather" in failures(with_example, plugin)
-
-
-@pytest.mark.slow
-def test_commands_see_the_example_as_any_other_row(with_example: Run, tmp_path: Path) -> None:
-    done = with_example("-m", "commlib", "test", "--op", "all_reduce")
-    assert re.search("3 ranks +all_reduce +shm_ffi_oneshot +ok", done.stdout), done.stdout
-    plan, words = (
-        str(tmp_path / "plan.json"),
-        ("-b", "1K", "-e", "4K", "--algorithms", "shm_ffi_oneshot", "--time", "5s"),
-    )
-    done = with_example("-m", "commlib", "tune", "all_reduce", "-n", "2", *words, "-o", plan, "--fresh")
-    assert done.returncode == 0, done.stderr
-    done = with_example("-m", "commlib", "plan", "explain", "all_reduce", "--bytes", "4K", "--plan", plan)
-    assert "runs shm_ffi_oneshot" in done.stdout

@@ -70,11 +70,7 @@ def pairs(comm: commlib.Communicator, mod: Any, x: torch.Tensor) -> dict[str, tu
             lambda out: mod.reduce_scatter(handle, out, x, "max"),
             one,
         ),
-        "all_to_all": (
-            lambda out: comm.all_to_all_single(out, x),
-            lambda out: mod.all_to_all(handle, out, x),
-            wide,
-        ),
+        "all_to_all": (lambda out: comm.all_to_all_single(out, x), lambda out: mod.all_to_all(handle, out, x), wide),
         "broadcast": (lambda out: comm.broadcast(out, 1), lambda out: mod.broadcast(handle, out, 1), x),
     }
 

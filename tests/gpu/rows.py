@@ -6,13 +6,10 @@ import torch
 from torch import Tensor
 
 from commlib.collectives.reference import ordered
+from tests.fused import drawn
 
 THREADS, LANES, LARGEST = 512, 32, 448.0
 FP8 = torch.float8_e4m3fn
-
-
-def drawn(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def of_ranks(world: int, rows: int, width: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:

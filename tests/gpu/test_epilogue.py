@@ -17,10 +17,11 @@ from commlib.errors import BuildFailed
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks
 from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED, has_other_bits
+from tests.fused import drawn
 from tests.gpu.faults import error_of, finish, together
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank
-from tests.gpu.rows import drawn, of_ranks
+from tests.gpu.rows import of_ranks
 from tests.gpu.steady import pinned
 from tests.gpu.test_fused import ALGORITHMS, OP, TYPES, placed
 from tests.pairs import pairwise

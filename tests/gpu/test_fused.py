@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from commlib.communicator import Communicator
+from tests.fused import drawn
 from tests.gpu.on_ranks import on_every_rank
-from tests.gpu.rows import differ, drawn, expected, of_ranks
+from tests.gpu.rows import differ, expected, of_ranks
 from tests.gpu.steady import pinned
 from tests.pairs import pairwise
 

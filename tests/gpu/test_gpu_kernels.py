@@ -7,6 +7,8 @@ import torch
 
 from commlib.errors import Unsupported
 from commlib.kernels import index, metadata, out_of_range_count, store
+from tests.kernels.elements import random_of, same_bits
+from tests.kernels.test_store import floats_of
 
 NEEDS_GPUS = 1
 DEVICE = "cuda:0"
@@ -14,22 +16,6 @@ DEVICE = "cuda:0"
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-def random_bytes(shape, dtype, seed=0):
-    size = (*shape[:-1], shape[-1] * dtype.itemsize)
-    return torch.randint(0, 256, size, generator=seeded(seed), dtype=torch.uint8).view(dtype)
-
-
-def bits(tensor):
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def same(ours, expected):
-    equal = bits(ours) == bits(expected)
-    if expected.dtype in {torch.float8_e4m3fn, torch.float8_e5m2}:  # one NaN is as good as another
-        equal |= (ours.cpu().float().isnan() & expected.float().isnan()).reshape(-1)
-    assert equal.all(), (~equal).nonzero()[:4].tolist()
 
 
 # index
@@ -46,26 +32,26 @@ INDEX_CASES = [
 
 @pytest.mark.parametrize(("row_bytes", "count", "id_type"), INDEX_CASES)
 def test_index_gathers_rows_of_any_width(row_bytes, count, id_type):
-    table = random_bytes((ROWS, row_bytes), torch.uint8)
+    table = random_of(torch.uint8, (ROWS, row_bytes), 0)
     ids = torch.randint(-3, ROWS + 3, (count,), generator=seeded(1), dtype=id_type)
-    same(index(table.to(DEVICE), ids.to(DEVICE)), index(table, ids))
+    same_bits(index(table.to(DEVICE), ids.to(DEVICE)), index(table, ids))
 
 
 @pytest.mark.parametrize("offset", [1, 2, 4, 8])
 def test_index_takes_rows_at_any_address(offset):
-    memory = random_bytes((ROWS, 1024 + 16), torch.uint8)
+    memory = random_of(torch.uint8, (ROWS, 1024 + 16), 0)
     ids = torch.randint(0, ROWS, (77,), generator=seeded())
     table = memory[:, offset : offset + 1024]
-    same(index(memory.to(DEVICE)[:, offset : offset + 1024], ids.to(DEVICE)), index(table, ids))
+    same_bits(index(memory.to(DEVICE)[:, offset : offset + 1024], ids.to(DEVICE)), index(table, ids))
 
 
 @pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
 def test_index_masks_the_rows_of_other_shards(id_type):
-    table = random_bytes((100, 512), torch.bfloat16)
+    table = random_of(torch.bfloat16, (100, 512), 0)
     limits = torch.iinfo(id_type)
     ids = torch.tensor([[50, 149, 150], [limits.min, limits.max, 49]], dtype=id_type)
     ours = index(table.to(DEVICE), ids.to(DEVICE), vocab_range=(50, 100))
-    same(ours, index(table, ids, vocab_range=(50, 100)))
+    same_bits(ours, index(table, ids, vocab_range=(50, 100)))
 
 
 def test_index_counts_and_refuses_ids_outside():
@@ -86,9 +72,9 @@ def test_index_counts_and_refuses_ids_outside():
 
 
 def test_index_takes_ids_of_any_strides_and_none():
-    table = random_bytes((ROWS, 64), torch.float32)
+    table = random_of(torch.float32, (ROWS, 64), 0)
     ids = torch.randint(0, ROWS, (6, 8), generator=seeded())
-    same(index(table.to(DEVICE), ids.to(DEVICE).t()[::2]), index(table, ids.t()[::2]))
+    same_bits(index(table.to(DEVICE), ids.to(DEVICE).t()[::2]), index(table, ids.t()[::2]))
     assert index(table.to(DEVICE), ids.to(DEVICE)[:0]).shape == (0, 8, 64)
 
 
@@ -118,7 +104,7 @@ def on_both(k_cache, v_cache, slots, k, v, **options):
     store(*theirs, slots.to(DEVICE), k.to(DEVICE), v.to(DEVICE), **there)
     for ours, expected in zip(theirs, (k_cache, v_cache), strict=True):
         if expected is not None:
-            same(ours, expected)
+            same_bits(ours, expected)
 
 
 @pytest.mark.parametrize("repeated", [False, True])
@@ -132,7 +118,7 @@ def test_store_scatters_rows(count, k_width, v_width, slot_type, repeated):
     slots = store_case(count, 1, repeated, slot_type)
     if repeated:
         slots %= 50
-    k, v = random_bytes((count, k_width), torch.int16, 1), random_bytes((count, v_width), torch.int16, 2)
+    k, v = random_of(torch.int16, (count, k_width), 1), random_of(torch.int16, (count, v_width), 2)
     k_cache, v_cache = torch.zeros(SLOTS, k_width, dtype=k.dtype), torch.zeros(SLOTS, v_width, dtype=k.dtype)
     on_both(k_cache, v_cache, slots, k, v)
 
@@ -144,7 +130,7 @@ def test_store_finds_repeated_slots_of_any_view(count, first, step, slot_type):
     slots = store_case(count, 1, True, slot_type) % 50
     view = torch.full((2 * count + 1,), -1, dtype=slot_type, device=DEVICE)[first::step][:count]
     view.copy_(slots)
-    k, v = random_bytes((count, 128), torch.int16, 1), random_bytes((count, 128), torch.int16, 2)
+    k, v = random_of(torch.int16, (count, 128), 1), random_of(torch.int16, (count, 128), 2)
     on_both(*(torch.zeros(SLOTS, 128, dtype=k.dtype) for _ in range(2)), view, k, v)
 
 
@@ -156,7 +142,7 @@ def test_store_knows_pages(page_size, layout, unique):
     shape = (32, page_size, heads, width) if layout == "NHD" else (32, heads, page_size, width)
     slots = torch.randperm(32 * page_size, generator=seeded())[:count]
     count = len(slots)
-    k, v = (random_bytes((count, heads, width), torch.bfloat16, seed) for seed in (1, 2))
+    k, v = (random_of(torch.bfloat16, (count, heads, width), seed) for seed in (1, 2))
     caches = torch.zeros(shape, dtype=k.dtype), torch.zeros(shape, dtype=k.dtype)
     on_both(*caches, slots, k, v, layout=layout, unique=unique)
 
@@ -185,17 +171,10 @@ def test_store_claims_slots_of_many_tokens_in_a_graph_too():
 
 def test_store_skips_and_counts():
     slots = torch.tensor([-1, 0, 5, SLOTS, 7, 2**40, -(2**63)])
-    k, v = random_bytes((7, 256), torch.float16, 1), random_bytes((7, 256), torch.float16, 2)
+    k, v = random_of(torch.float16, (7, 256), 1), random_of(torch.float16, (7, 256), 2)
     out_of_range_count(DEVICE, kernel="store")
     on_both(torch.zeros(SLOTS, 256, dtype=k.dtype), torch.zeros(SLOTS, 256, dtype=k.dtype), slots, k, v, skip=(0, 7))
     assert out_of_range_count(DEVICE, kernel="store") == 2
-
-
-def floats(shape, dtype, seed):
-    x = torch.randn(shape, generator=seeded(seed)) * torch.exp2(torch.randint(-14, 18, shape, generator=seeded(seed)))
-    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 448, 464, 465, 57344, 61440, 1e-30])
-    x.view(-1)[: len(special)] = special
-    return x.to(dtype)
 
 
 @pytest.mark.parametrize("count", [5, 600, 3000])
@@ -205,7 +184,7 @@ def floats(shape, dtype, seed):
 @pytest.mark.parametrize("scales", ["none", "numbers", "tensors", "heads"])
 def test_store_rounds_to_8_bit_floats(scales, to, of, width, count):
     heads = 4
-    k, v = floats((count, heads, width), of, 1), floats((count, heads, width), of, 2)
+    k, v = floats_of(of, (count, heads, width), 1), floats_of(of, (count, heads, width), 2)
     caches = [torch.zeros(SLOTS, heads, width, dtype=torch.uint8).view(to) for _ in "kv"]
     given = {
         "none": {},
@@ -218,7 +197,7 @@ def test_store_rounds_to_8_bit_floats(scales, to, of, width, count):
 
 def test_store_puts_both_parts_into_one_row():
     count = 900
-    nope, rope = random_bytes((count, 512), torch.bfloat16, 1), random_bytes((count, 64), torch.bfloat16, 2)
+    nope, rope = random_of(torch.bfloat16, (count, 512), 1), random_of(torch.bfloat16, (count, 64), 2)
     on_both(torch.zeros(SLOTS, 576, dtype=nope.dtype), None, store_case(count, 1), nope, rope)
 
 
@@ -274,7 +253,7 @@ def test_metadata_counts_tokens_beyond_the_capacity():
 
 
 def test_graphs_replay_with_what_the_tensors_hold_then():
-    table = random_bytes((ROWS, 512), torch.bfloat16).to(DEVICE)
+    table = random_of(torch.bfloat16, (ROWS, 512), 0).to(DEVICE)
     ids = torch.zeros(64, dtype=torch.int64, device=DEVICE)
     rows = torch.empty(64, 512, dtype=table.dtype, device=DEVICE)
     cache = torch.zeros(SLOTS, 512, dtype=table.dtype, device=DEVICE)
@@ -300,7 +279,7 @@ def test_graphs_replay_with_what_the_tensors_hold_then():
 
 
 def test_they_run_on_the_callers_stream():
-    table = random_bytes((ROWS, 4096), torch.uint8).to(DEVICE)
+    table = random_of(torch.uint8, (ROWS, 4096), 0).to(DEVICE)
     stream = torch.cuda.Stream()
     ids = torch.zeros(4096, dtype=torch.int64, device=DEVICE)
     torch.cuda.synchronize()
@@ -330,7 +309,7 @@ def test_tensors_of_two_places_are_refused():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_they_run_where_the_tensors_are():
-    table = random_bytes((ROWS, 512), torch.uint8)
+    table = random_of(torch.uint8, (ROWS, 512), 0)
     ids = torch.randint(0, ROWS, (9,), generator=seeded())
     assert torch.cuda.current_device() == 0
-    same(index(table.to("cuda:1"), ids.to("cuda:1")), index(table, ids))
+    same_bits(index(table.to("cuda:1"), ids.to("cuda:1")), index(table, ids))

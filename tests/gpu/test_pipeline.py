@@ -8,14 +8,13 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
-from commlib.tp import ColumnParallelLinear, Pipeline, RandomWeights, RowParallelLinear, gather_rows
+from commlib.tp import ColumnParallelLinear, Pipeline, RowParallelLinear, gather_rows
 from commlib.tp.pipeline import _cublas
 from examples.llama import Engine, Llama
 from tests.gpu.steady import pinned
 from tests.llama import reference
-from tests.llama.reference import CONFIG
+from tests.llama.reference import CONFIG, SOURCE
 
-SOURCE = RandomWeights(1)
 PROMPTS = [[(37 * at + 5) % CONFIG.vocab_size for at in range(count)] for count in (9, 1, 300, 301)]
 CAN_DIFFER = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # a product of other shape adds up in another order
 

@@ -9,18 +9,16 @@ import torch.distributed as dist
 
 from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
-from commlib.tp import RandomWeights, communicator, shard
+from commlib.tp import communicator, shard
 from examples.llama import Draw, Engine, Llama, Sampling, gather_logits, greedy, sample
+from examples.llama.scheduler import GREEDY
 from tests.gpu import one_gpu
 from tests.llama import reference
-from tests.llama.reference import CONFIG
+from tests.llama.reference import CONFIG, SOURCE
+from tests.llama.test_model import PROMPTS
 from tests.programs.launched import launched
 
-SOURCE = RandomWeights(1)
-STEM = [5, 6, 7, 8, 9, 10, 11, 12, 13]
-PROMPTS = [STEM, [*STEM, 99, 3], [1], [130] * 20, [*STEM[:6], 2, 2], STEM]
 WORLDS = pytest.mark.parametrize("world", [1, 2])
-GREEDY = Draw()
 
 
 def engine_of(comm: Communicator, graphs: bool, **options: Any) -> Engine:

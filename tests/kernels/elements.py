@@ -15,7 +15,8 @@ def bits(tensor):
 
 
 def same_bits(result, expected):
-    """Equal bytes; of 8-bit floats, one NaN is as good as another."""
+    """Equal bytes, also of a result on a GPU; of 8-bit floats, one NaN is as good as another."""
+    result = result.cpu()
     assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
     same = bits(result) == bits(expected)
     if result.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):

@@ -25,9 +25,11 @@ def test_it_is_the_softmax_over_the_keys_of_the_pages(dtype, layout, fp8):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("scales", [{"k_scale": 0.5}, {"v_scale": torch.tensor([0.5])}], ids=["k", "v"])
+@pytest.mark.parametrize(
+    "scales", [{"k_scale": 0.5}, {"v_scale": torch.tensor([0.5])}, {"scale": 0.0}], ids=["k", "v", "of no score"]
+)
 @pytest.mark.parametrize("fp8", [False, True])
-def test_k_or_v_alone_may_have_a_scale_in_a_cache_of_any_type(dtype, scales, fp8):
+def test_k_v_or_the_scores_alone_may_have_a_scale_in_a_cache_of_any_type(dtype, scales, fp8):
     problem = random_problem(6, 70, dtype=dtype, fp8=fp8, layout="NHD")
     problem.options = {name: x for name, x in problem.options.items() if name not in ("k_scale", "v_scale")} | scales
     near(problem, problem.call())

@@ -5,22 +5,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from commlib.kernels import index, out_of_range_count
+from commlib.tools.testing.conformance import TYPES
 from tests.kernels.elements import random_of, same_bits
 
-DTYPES = (
-    torch.uint8,
-    torch.bool,
-    torch.float8_e4m3fn,
-    torch.bfloat16,
-    torch.float16,
-    torch.int16,
-    torch.float32,
-    torch.int32,
-    torch.float64,
-    torch.int64,
-    torch.complex64,
-    torch.complex128,
-)
 ROWS = 37
 EXTREMES = (-(2**63), -(2**63) + 1, -1, ROWS, 2**31, 2**63 - 1)
 
@@ -50,7 +37,7 @@ def count_from_zero():
 
 @pytest.mark.parametrize("width", [1, 3, 16, 31, 48, 128, 130, 4096])
 def test_it_gathers_rows_of_any_type_and_width(width):
-    for dtype in DTYPES:
+    for dtype in (*TYPES, torch.complex128):
         weights = random_of(dtype, (ROWS, width), 1)
         ids = torch.tensor([[0, 36, 5], [5, 17, 1]])
         same_bits(index(weights, ids), weights[ids])

@@ -154,6 +154,7 @@ BAD = {
     "2-D out": (out_with(positions=POOL[:5].view(5, 1)), "positions must be int32, contiguous and of 1 dimension"),
     "out with steps": (out_with(expanded=POOL[:10:2]), "expanded must be int32, contiguous"),
     "in each other": (out_with(positions=POOL[:5], expanded=POOL[4:9]), "overlaps expanded; pass"),
+    "in its neighbour": (out_with(total=POOL[4:5], request_index=POOL[:5]), "total overlaps request_index; pass"),
     "in the lengths": (dict(seq_lens=POOL[:2], **out_with(total=POOL[1:2])), "total overlaps seq_lens"),
     "in new lengths": (dict(extend_lens=POOL[:2], **out_with(total=POOL[1:2])), "total overlaps extend_lens"),
 }

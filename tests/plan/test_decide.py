@@ -28,7 +28,7 @@ def test_an_explanation_has_crossovers_gain_rule_file_and_match() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "text"), [(0.31, "31% faster than shm_x"), (-0.0029, "as fast as shm_x"), (-0.02, "2% slower than shm_x")]
+    ("gain", "text"), [(0.306, "31% faster than shm_x"), (-0.0029, "as fast as shm_x"), (-0.02, "2% slower than shm_x")]
 )
 def test_a_gain_is_described_by_its_size(gain: float, text: str) -> None:
     entry = {"algorithm": "shm_oneshot", "gain": gain, "runner_up": "shm_x"}
@@ -80,8 +80,8 @@ def test_what_a_symmetric_rule_and_the_plain_one_behind_it_pass_over_is_explaine
         {"op": "all_reduce", "placement": "symmetric", "ranges": symmetric},
         {"op": "all_reduce", "ranges": [{"algorithm": "nccl_direct"}], "fallback": [{"algorithm": "lsa_oneshot"}]},
     )
-    names = {8: ["nccl_symmetric", "nccl_direct"], 4096: ["nccl_direct"]}
-    for num_bytes, passed in names.items():
+    both, plain = ["nccl_symmetric", "nccl_direct"], ["nccl_direct"]
+    for num_bytes, passed in ((8, both), (64, both), (65, plain), (4096, plain)):
         why = plan.explain("all_reduce", num_bytes, "int16", world=2, placement="symmetric")
         assert (why.rule, why.high_bytes) == ("rules[1].fallback[0]", None)
         assert [text.partition(":")[0] for text in why.passed] == passed

@@ -23,10 +23,7 @@ BAD = {
     "a list": ("[]", r"not a plan file \(a plan is an object\)"),
     "a foreign file": ('{\n"schema": "other"}', 'not a plan file .its "schema" is not "commlib.plan"'),
     "a newer file": ('{"schema": "commlib.plan",\n"version": 9}', "version 9 is newer than the 2 that"),
-    "an older file": (
-        '{"schema": "commlib.plan",\n"version": 1}',
-        "version 1 is older .* `commlib tune` again",
-    ),
+    "an older file": ('{"schema": "commlib.plan",\n"version": 1}', "version 1 is older .* `commlib tune` again"),
     "a version in quotes": ('{"schema": "commlib.plan", "version": "2"}', 'version is "2", expected 2'),
     "an odd key": ('{"schema": "commlib.plan",\n"a\\nb": 1}', r"a\\nb is not known here; known: schema"),
     "no rules": ('{"schema": "commlib.plan", "version": 2}', 'the plan needs "rules"'),

@@ -118,6 +118,7 @@ def test_what_cannot_be_limited_gives_way_to_its_fallback() -> None:
         {"algorithm": "nccl_staged"},
         {"algorithm": "lsa_pipe_exchange", "params": {"blocks": 8}, "align": 16},  # serves no call of 8200 bytes
         {"algorithm": "lsa_oneshot", "params": {"blocks": 64, **TILES}},
+        {"algorithm": "lsa_ll_oneshot", "params": {"blocks": 4}},  # takes fewer, but comes later
     ]
     ranges = [{"max_bytes": 4096, "algorithm": "lsa_ll_oneshot"}, {"algorithm": "nccl_direct"}]
     plan = plan_of(*ranges, fallback=fallback)

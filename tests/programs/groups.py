@@ -1,11 +1,6 @@
-"""Make process groups, use each and destroy it, and count what this process holds; alone, it is the long run:
-
-torchrun --nproc-per-node 2 tests/programs/groups.py commlib 10000
-"""
+"""Make process groups, use each and destroy it, and count what this process holds."""
 
 import gc
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -47,18 +42,3 @@ def grown(device: torch.device, groups: int, warm_up: int) -> Counter[str]:
     after = held()
     after.subtract(before)
     return after
-
-
-def main() -> None:
-    """Print, ten times, what this rank holds more than after the first hundred groups."""
-    backend, groups = sys.argv[1], int(sys.argv[2])
-    dist.init_process_group(backend)
-    start, growth = time.monotonic(), Counter[str]()
-    for tenth in range(10):
-        growth.update(grown(torch.device("cpu"), groups // 10, 0 if tenth else 100))
-        print(f"rank {dist.get_rank()} {groups * (tenth + 1) // 10} {dict(growth)} {time.monotonic() - start:.0f} s")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

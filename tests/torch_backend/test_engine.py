@@ -1,5 +1,6 @@
 """Which calls of torch's group spare a GPU: all ranks decide alike; and receives from any rank. No GPU is needed."""
 
+import datetime
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -107,6 +108,9 @@ def test_works_are_one_that_fails_with_the_first_that_failed() -> None:
     for wait in (works.wait, works.result, works.get_future().wait):
         with pytest.raises((PeerLost, RuntimeError), match="rank 1 died"):
             wait()
+    each, timeout = mock.Mock(), datetime.timedelta(seconds=3)
+    Works([each]).wait(timeout)
+    each.wait.assert_called_once_with(timeout)
 
 
 def test_a_receive_from_any_rank_ends_when_the_communicator_does() -> None:

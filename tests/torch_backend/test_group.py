@@ -155,23 +155,6 @@ def test_a_process_can_make_the_default_group_again(ranks: Ranks, tmp_path: Path
     ranks.run(made_again, str(tmp_path / "again"), backend)
 
 
-def compiled(comm: Communicator) -> None:
-    import torch.distributed._functional_collectives as functional
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = functional.all_reduce(x * 2, "sum", dist.group.WORLD)
-        z = functional.all_gather_tensor(y + 1, 0, dist.group.WORLD)
-        return functional.reduce_scatter_tensor(z, "sum", 0, dist.group.WORLD)
-
-    torch.testing.assert_close(step(torch.ones(2)), torch.full((2,), (2.0 * SIZE + 1) * SIZE))
-
-
-@pytest.mark.slow
-def test_functional_collectives_compile_to_one_graph(ranks: Ranks) -> None:
-    ranks.run(compiled)
-
-
 def trains_compiled(comm: Communicator) -> None:
     """DDP calls the group from C++ in the middle of what Dynamo compiles."""
     model = torch.nn.Linear(4, 2)

@@ -95,6 +95,12 @@ def test_changes_are_neighbouring_sizes_where_another_option_runs_than_now() -> 
     assert TABLE.changes[0] == ([8, 16], None, ONESHOT)
 
 
+def test_what_runs_now_is_the_same_option_where_its_plan_names_a_default() -> None:
+    entry = {"algorithm": "shm_oneshot", "params": {"chunk_bytes": 131072}}
+    base = documents.plan_of({"op": "all_reduce", "ranges": [entry]})
+    assert setup(base).incumbent(CASE, 8) == ONESHOT
+
+
 def test_modes_have_rules_of_their_own_on_gpus() -> None:
     both = replace(CASE, mode="graph"), CASE
     found = {"graph": Samples({8: {ONESHOT: (1e-6,), TWOSHOT: (2e-6,)}}), "eager": Samples({8: {TWOSHOT: (1e-6,)}})}
