@@ -12,8 +12,20 @@ from tests.gpu import one_gpu
 GPUS = one_gpu.RANKS or (torch.cuda.device_count() if torch.cuda.is_available() else 0)
 MOST_RANKS = 8 if one_gpu.RANKS else 4
 # Of modules whose ranks may share a GPU; there, what is NCCL's own is left out.
-SHARING = "compiled_graphs debug engine epilogue fused max_sms mixtures nccl_conformance pipes pipeline".split()
-SHARING += ["bench_phases", "tp"]
+SHARING = (
+    "compiled_graphs",
+    "debug",
+    "engine",
+    "epilogue",
+    "fused",
+    "max_sms",
+    "mixtures",
+    "nccl_conformance",
+    "pipes",
+    "pipeline",
+    "bench_phases",
+    "tp",
+)
 OF_NCCL = re.compile(r"nccl_direct|nccl_staged|nccl_symmetric|\[nccl\]")
 
 

@@ -18,6 +18,7 @@ from tests.llama.reference import CONFIG, SOURCE
 from tests.llama.test_model import PROMPTS
 from tests.programs.launched import launched
 
+NEXT_TO_CPU = pytest.mark.skipif(one_gpu.RANKS > 0, reason="the plan for ranks on one GPU has no rules for CPUs")
 WORLDS = pytest.mark.parametrize("world", [1, 2])
 
 
@@ -68,7 +69,7 @@ def on_group(device: torch.device) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.skipif(one_gpu.RANKS > 0, reason="the plan for ranks on one GPU has no rules for CPUs")
+@NEXT_TO_CPU
 @pytest.mark.parametrize("backend", ["nccl", "commlib"])
 def test_a_process_group_gives_the_communicator_that_the_model_runs_on(nccl_ranks: Ranks, backend: str) -> None:
     expected = [reference.generated(CONFIG, SOURCE, prompt, 6) for prompt in PROMPTS]
@@ -90,6 +91,7 @@ def chosen(comm: Communicator, whole: torch.Tensor, how: Sampling) -> tuple[torc
     return gathered.cpu(), best.cpu(), sample(comm, local, whole.shape[1], on_device).cpu()
 
 
+@NEXT_TO_CPU
 @WORLDS
 def test_the_next_tokens_are_those_of_the_cpu(nccl_ranks: Ranks, world: int) -> None:
     whole = torch.randn(50, 131, generator=torch.Generator().manual_seed(0))
