@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+POLICIES = ["AGENTS.md", "CODE_OF_CONDUCT.md", "ROADMAP.md", "SECURITY.md", "SUPPORT.md"]
 FENCE = re.compile(r"^```(\S+)(.*)\n((?s:.*?))^```$", re.MULTILINE)
 
 

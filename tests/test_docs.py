@@ -21,9 +21,10 @@ from commlib.errors import KINDS
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks
 from tests import pages
-from tests.pages import FENCE, ROOT
+from tests.pages import FENCE, POLICIES, ROOT
 
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+ALL = [*(f"docs/{page}.md" for page in PAGES), "README.md", "CONTRIBUTING.md", *POLICIES]
 
 
 def text_of(page):
@@ -140,15 +141,15 @@ def test_variables_that_pages_name_exist():
 
 
 def test_files_that_pages_name_exist():
-    for page in PAGES:
-        text = text_of(page)
+    for page in ALL:
+        text = pages.text_of(page)
         made_here = set(re.findall(r"^--- /dev/null\n\+\+\+ b/(\S+)", text, re.MULTILINE))
         named = set(re.findall(r"`((?:commlib|csrc|docs|tests|benchmarks|launch)/[\w./*-]*)`", text))
         assert [path for path in sorted(named - made_here) if not any(ROOT.glob(path))] == [], page
 
 
 def test_links_lead_somewhere():
-    for page in [*(f"docs/{page}.md" for page in PAGES), "README.md", "CONTRIBUTING.md"]:
+    for page in ALL:
         text = FENCE.sub("", pages.text_of(page))
         links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
         assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == [], page

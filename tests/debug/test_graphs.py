@@ -1,5 +1,6 @@
 """Findings on ranks whose GPUs replay graphs, from records as ranks with GPUs write them."""
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from commlib.debug.findings import Finding, findings_of
 from commlib.debug.jobs import Job, Process, Rank
 from commlib.debug.record import Call, Gpu, Graph, Peer, Slot, Wait
+from commlib.tools.debug.flight import flights
 
 NOW_NS, PIDS = 10_000_000_000, (101, 102)
 CALL = "all_reduce float32 max by lsa_ll_oneshot of 4096 bytes"
@@ -169,3 +171,12 @@ def test_graphs_that_differ_are_named_also_where_their_calls_are_no_longer_recor
     assert (one.kind, one.ranks) == ("differs", (0, 1))
     text = "in the calls of graph 1: rank 0 captured 3 calls at model.py:8; rank 1 captured 4 calls at model.py:8"
     assert text in one.text
+
+
+def test_a_dump_of_the_flight_recorder_has_as_many_elements_as_go_in_and_come_out() -> None:
+    ops = {"all_reduce": (1, 1), "all_gather": (1, 2), "reduce_scatter": (2, 1), "all_to_all": (2, 2)}
+    calls = {at: replace(captured(at, 0), op=op) for at, op in enumerate(ops, 1)}
+    ranks = {PIDS[0]: Rank(Process(PIDS[0], "S"), [replace(slot_of(0, IDLE, {}), calls=calls)], number=0)}
+    (dump,) = flights(Job(ranks, NOW_NS)).values()
+    sizes = [(entry["input_sizes"], entry["output_sizes"]) for entry in pickle.loads(dump)["entries"]]
+    assert sizes == [([[1024 * taken]], [[1024 * given]]) for taken, given in ops.values()]

@@ -111,18 +111,13 @@ def object_or_tensor(comm: Communicator, odd: bool) -> None:
     comm.broadcast_object(None, 0) if odd else comm.broadcast(torch.zeros(1, dtype=torch.int64), 0)
 
 
-def gather_sizes(comm: Communicator, odd: bool) -> None:
-    sizes = [8] * comm.size if not odd else [8] * (comm.size - 2) + [7, 9]
-    comm.all_gatherv(torch.empty(8 * comm.size), torch.ones(sizes[comm.rank]), sizes)
-
-
-def gather_in_another_order(comm: Communicator, odd: bool) -> None:
-    sizes = [8] * (comm.size - 2) + ([9, 7] if odd else [7, 9])
+def gather_sizes(comm: Communicator, last: tuple[int, int]) -> None:
+    sizes = [*[8] * (comm.size - 2), *last]
     comm.all_gatherv(torch.empty(sum(sizes)), torch.ones(sizes[comm.rank]), sizes)
 
 
-def scatter_in_another_order(comm: Communicator, odd: bool) -> None:
-    sizes = [8] * (comm.size - 2) + ([9, 7] if odd else [7, 9])
+def scatter_sizes(comm: Communicator, last: tuple[int, int]) -> None:
+    sizes = [*[8] * (comm.size - 2), *last]
     comm.reduce_scatterv(torch.empty(sizes[comm.rank]), torch.ones(sum(sizes)), sizes)
 
 
@@ -133,9 +128,9 @@ CALLS: dict[str, Callable[[Communicator, bool], object]] = {
     "nothing": lambda comm, odd: comm.all_reduce(torch.ones(0 if odd else 8)),
     "redop": lambda comm, odd: comm.all_reduce(torch.ones(8), "max" if odd else "sum"),
     "root": lambda comm, odd: comm.broadcast(torch.ones(8), 1 if odd else 0),
-    "sizes": gather_sizes,
-    "order of sizes": gather_in_another_order,
-    "order of sizes of sums": scatter_in_another_order,
+    "sizes": lambda comm, odd: gather_sizes(comm, (7, 9) if odd else (8, 8)),
+    "order of sizes": lambda comm, odd: gather_sizes(comm, (9, 7) if odd else (7, 9)),
+    "order of sizes of sums": lambda comm, odd: scatter_sizes(comm, (9, 7) if odd else (7, 9)),
     "an exchange of splits": exchange_or_gather,  # what one rank calls is a part of what the others do
     "an object": object_or_tensor,
 }
