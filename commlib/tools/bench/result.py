@@ -217,7 +217,7 @@ def only(documents: Sequence[Json], ops: Sequence[str]) -> list[Json]:
 
 
 def with_speedups(rows: Sequence[Json], baseline: str | None) -> list[Json]:
-    """Return the rows, each with its speed-up over the baseline of its call, if the blocks of both agree."""
+    """Return the rows, each with its speed-up over the baseline of its call."""
     over = {_call_of(call[0]): _baseline(call, baseline) for call in grouped(rows, _call_of)}
     return [{**row, "speedup": _speedup(row, over[_call_of(row)])} for row in rows]
 
@@ -229,10 +229,9 @@ def _call_of(row: Json) -> tuple[Any, ...]:
 def _baseline(call: Sequence[Json], name: str | None) -> Json | None:
     """Return the row of that name, or of the fastest peer whose values are right."""
     others = [row for row in rivals(call) if not row["wrong"]] if name == BEST else measured(call)
-    other = min((row for row in others if name in (BEST, row["algorithm"])), key=median_us, default=None)
-    return other if other is not None and steady(other) else None
+    return min((row for row in others if name in (BEST, row["algorithm"])), key=median_us, default=None)
 
 
 def _speedup(row: Json, other: Json | None) -> Json | None:
-    compares = other not in (None, row) and "skipped" not in row and (row["ours"] or steady(row))
+    compares = other not in (None, row) and "skipped" not in row
     return {"over": other["algorithm"], **versus(row, other)} if other and compares else None
