@@ -26,6 +26,7 @@ from written import command_line, head, whole_numbers, write
 from commlib.collectives.reference import ordered
 
 HIDDEN, CALLS, REPLAYS, BLOCKS, EPS = 8192, 20, 20, 15, 1e-5
+TURN_S = 300.0  # a turn that takes longer hangs
 
 
 class Joined(NamedTuple):
@@ -195,7 +196,9 @@ def turn(ranks: int, engines: str) -> dict[str, Any]:
     """Run the ranks of one turn."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *sys.argv]
     environment = os.environ | {"COMMLIB_ENGINES": engines, "COMMLIB_LOG": "info"}
-    done = subprocess.run([*command, "--rank"], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--rank"], env=environment, capture_output=True, text=True, check=False, timeout=TURN_S
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
     if not lines:
         sys.exit(done.stdout[-3000:] + done.stderr[-6000:])

@@ -16,12 +16,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from commlib import env
 from commlib.bootstrap import mpi
-from commlib.bootstrap.launchers import LOCAL, SLURM, TORCHRUN, Launcher, ProcessGroupWorld, explicit_rank, first_number
+from commlib.bootstrap.launchers import (
+    LOCAL,
+    SLURM,
+    TORCHRUN,
+    ExplicitRank,
+    Launcher,
+    ProcessGroupWorld,
+    explicit_rank,
+    first_number,
+)
 from commlib.bootstrap.world import SingleWorld, World
 from commlib.counts import counted
 from commlib.errors import Unsupported
@@ -33,11 +41,11 @@ BOOTSTRAPS: dict[str, Launcher] = {"local": LOCAL, "torchrun": TORCHRUN, "mpi": 
 
 
 def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
-    """Return the world of this process; `bootstrap` names it, or is of explicit_rank, or a group of torch or MPI."""
+    """Return the world of this process; `bootstrap` names it, or is an ExplicitRank or a group of torch or MPI."""
     if isinstance(bootstrap, World):
         return bootstrap
-    if isinstance(bootstrap, partial):
-        return cast("World", bootstrap(timeout_s))
+    if isinstance(bootstrap, ExplicitRank):
+        return bootstrap.connect(timeout_s)
     if not isinstance(bootstrap, str):
         return _adopt(bootstrap, timeout_s)
     name = env.BOOTSTRAP.get() if bootstrap == "auto" else bootstrap

@@ -7,7 +7,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, SupportsIndex
 
 from commlib import env
@@ -172,8 +171,19 @@ SLURM = Launcher("srun -n N", _detect_slurm, _connect_slurm, ("SLURM_PROCID",))
 # --- the program itself: init(rank=, size=, address=), as workers of Ray or Dask know it; a process group -------------
 
 
+class ExplicitRank(NamedTuple):
+    """The arguments of init(), checked."""
+
+    identity: Identity
+    address: tuple[str, int]
+
+    def connect(self, timeout_s: float) -> World:
+        """Join the ranks that have the same address, where rank 0 serves."""
+        return rendezvous("address", self.address, self.identity, timeout_s)
+
+
 def explicit_rank(bootstrap: object, rank: int | None, size: int | None, address: str | None) -> object:
-    """Return what `connect` takes: the bootstrap, or what joins the ranks of an address, where rank 0 serves."""
+    """Return what `connect` takes: the bootstrap, or in its place rank, size and address, if they are passed."""
     values = {"rank": rank, "size": size, "address": address}
     missing = [name for name, value in values.items() if value is None]
     if len(missing) == len(values):
@@ -189,7 +199,7 @@ def explicit_rank(bootstrap: object, rank: int | None, size: int | None, address
     total, number = operator.index(values["size"]), operator.index(values["rank"])  # type: ignore[arg-type]  # checked
     if total < 1 or not 0 <= number < total:
         raise ValueError(f"rank is {number} and size {total}, but size must be 1 or more, and rank from 0 to size - 1")
-    return partial(rendezvous, "address", _address(address), Identity(number, total))
+    return ExplicitRank(Identity(number, total), _address(address))
 
 
 def _address(address: object) -> tuple[str, int]:

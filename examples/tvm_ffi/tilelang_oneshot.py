@@ -2,7 +2,7 @@
 
 TileLang 0.1.12 wants an older tvm-ffi than commlib, so it compiles in an environment of its own, with nvcc on PATH:
 
-    pip install torch tilelang==0.1.12 && pip install --no-deps commlib-collectives
+    pip install torch tilelang==0.1.12 && pip install --no-deps .  # of this checkout
     python examples/tvm_ffi/tilelang_oneshot.py  # writes tilelang_lib/: the function, and the runtime that it needs
     COMMLIB_PLUGINS=examples/tvm_ffi/tilelang_oneshot.py commlib test --quick --op all_reduce
 

@@ -12,7 +12,7 @@ import pytest
 
 import commlib
 from commlib.bootstrap import connect, find, local_world
-from commlib.bootstrap.launchers import LOCAL, explicit_rank, first_host, slurm_address
+from commlib.bootstrap.launchers import LOCAL, ExplicitRank, explicit_rank, first_host, slurm_address
 from commlib.bootstrap.local_world import UnixSocketWorld, meet
 from commlib.bootstrap.local_world import connect as connect_to
 from commlib.bootstrap.rendezvous_server import Hello, Place, message
@@ -155,9 +155,9 @@ def test_the_first_host_of_a_nodelist():
 
 
 def test_an_address_is_host_and_port():
-    assert explicit_rank("auto", 1, 2, "10.0.0.5:29500").args[1:] == (("10.0.0.5", 29500), Identity(1, 2))
-    assert explicit_rank("auto", 1, 2, "[::1]:65535").args[1:] == (("::1", 65535), Identity(1, 2))
-    assert explicit_rank("auto", 1, 2, "tcp://[fd00::2]:80").args[1:] == (("fd00::2", 80), Identity(1, 2))
+    assert explicit_rank("auto", 1, 2, "10.0.0.5:29500") == ExplicitRank(Identity(1, 2), ("10.0.0.5", 29500))
+    assert explicit_rank("auto", 1, 2, "[::1]:65535") == ExplicitRank(Identity(1, 2), ("::1", 65535))
+    assert explicit_rank("auto", 1, 2, "tcp://[fd00::2]:80") == ExplicitRank(Identity(1, 2), ("fd00::2", 80))
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":80", "head:0", "head:65536", "head:http", "file:///tmp/x:1"])

@@ -1,6 +1,7 @@
 """`commlib tune` on live ranks, and `commlib plan`: what they write, keep, resume, explain and refuse; never a time."""
 
 import json
+import re
 import shlex
 import subprocess
 from functools import partial
@@ -26,6 +27,7 @@ def test_the_plan_is_where_init_looks_and_says_how_it_was_made(command: Run, mon
     done = command(*QUICK, "--fresh")
     path = user_path("shm", fingerprint("shm")["device"], 2)
     assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"\n# \d+ tables? of 1K to 16K in about \d+ s; ", done.stdout)
     assert f"# plan {Plan.load(path).digest} is in" in done.stdout
     document = json.loads(path.read_text())
     assert {"created", "commlib", "fingerprint", "method"} <= set(document)

@@ -5,13 +5,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
-CONFIG |= {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-CONFIG |= {"num_hidden_layers": 2, "vocab_size": 512, "max_position_embeddings": 256, "rms_norm_eps": 1e-5}
-CONFIG |= {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
 PROMPTS = [[5, 7, 11, 13], [2, 3], list(range(100, 140))]
-OPTIONS: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True}
-OPTIONS |= {"max_model_len": 128, "seed": 7}
+OPTIONS: dict[str, Any] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "max_model_len": 128,
+    "seed": 7,
+}
 
 
 def write_model(folder: Path) -> None:

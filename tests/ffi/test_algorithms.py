@@ -87,6 +87,20 @@ def test_the_example_gives_the_bits_of_commlibs_own(with_example: Run) -> None:
     assert said.count("same bits by shm_ffi_oneshot") == 3, said
 
 
+@pytest.mark.parametrize("compiler", ["cute", "tilelang"])
+def test_the_example_of_another_compiler_is_an_algorithm_that_only_sums_bfloat16(
+    with_example: Run, compiler: str
+) -> None:
+    name, plugin = f"nccl_{compiler}_oneshot", EXAMPLE.with_name(f"{compiler}_oneshot.py")
+    explain = ("-m", "commlib", "plan", "explain", "all_reduce", "--backend", "nccl", "-d")
+    for dtype, found in (
+        ("bfloat16", f"runs {name}: pinned"),
+        ("float32", f"passed over {name}: it only sums bfloat16"),
+    ):
+        done = with_example(*explain, dtype, plugin=plugin, COMMLIB_ALGORITHM=f"all_reduce:{name}")
+        assert found in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

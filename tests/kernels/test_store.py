@@ -10,8 +10,16 @@ from commlib.kernels import out_of_range_count, store
 from tests.kernels.elements import random_of, same_bits
 from tests.pairs import pairwise
 
-COPIED = [torch.uint8, torch.bool, torch.float8_e4m3fn, torch.bfloat16]
-COPIED += [torch.int16, torch.float32, torch.int64, torch.float64]
+COPIED = (
+    torch.uint8,
+    torch.bool,
+    torch.float8_e4m3fn,
+    torch.bfloat16,
+    torch.int16,
+    torch.float32,
+    torch.int64,
+    torch.float64,
+)
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 SLOTS, CALLS = 24, 600

@@ -75,9 +75,7 @@ class BenchView(View):
         ]
         lines += document["notes"]
         if config["baseline"]:
-            what = (
-                f"speed-up: the time of {config['baseline']} over this time [and of the middle four fifths of blocks]"
-            )
+            what = f"speed-up: the time of {config['baseline']} over this time [over the middle four fifths of blocks]"
             lines.append(f"{what}; ~: blocks differ by more than {AGREE:.0%}")
         return [f"# {line}" for line in lines]
 
