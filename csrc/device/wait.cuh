@@ -13,7 +13,7 @@
 namespace commlib {
 
 constexpr long long kAskNs = 1'000'000;
-constexpr u64 kAnnouncedNs = 20'000'000;  // within which a peer that waits, too, says in what
+constexpr int kAnnouncedPolls = 20'000;  // of a peer that waits, too, until it says in what: 20 ms
 
 __device__ __forceinline__ Control* control_of(const Job& job, int rank) {
   return reinterpret_cast<Control*>(job.arena[rank]);
@@ -47,20 +47,21 @@ __device__ __forceinline__ u64 claim_sys(u64* p, u64 value) {
 
 __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
   if (claim_sys(&control_of(job, job.rank)->ended, static_cast<u64>(kind)) != 0) return;
-  const auto read = [&](int rank) {
-    const CallRecord* from = &control_of(job, rank)->progress.current;
-    return CallRecord{ld_relaxed_sys(&from->number), ld_relaxed_sys(&from->call),
-                      ld_relaxed_sys(&from->what), ld_relaxed_sys(&from->bytes),
-                      ld_relaxed_sys(&from->graph)};
+  const auto current = [&](int rank) { return &control_of(job, rank)->progress.current; };
+  // A word at a time: engine_pull has few registers.
+  const auto copy = [&](CallRecord* to, int rank) {
+    const u64* from = reinterpret_cast<const u64*>(current(rank));
+#pragma unroll 1
+    for (size_t i = 0; i < sizeof(CallRecord) / sizeof(u64); ++i)
+      reinterpret_cast<u64*>(to)[i] = ld_relaxed_sys(from + i);
   };
   // A peer that came at the same time may not have said yet what it called.
-  const u64 until = clock_ns() + (kind == Ending::mismatch ? kAnnouncedNs : 0);
-  while (read(peer).call != read(job.rank).call && clock_ns() < until) {
-  }
+  for (int polls = kind == Ending::mismatch ? kAnnouncedPolls : 0; polls > 0; --polls)
+    if (ld_relaxed_sys(&current(peer)->call) == ld_relaxed_sys(&current(job.rank)->call)) break;
   Report* report = job.report;
   report->peer = peer;
-  report->mine = read(job.rank);
-  report->peer_call = read(peer);
+  copy(&report->mine, job.rank);
+  copy(&report->peer_call, peer);
   fence_sys();
   st_relaxed_sys(&report->kind, static_cast<u64>(kind));
   // All fail together. A rank that was stopped notifies nobody: the host stops the others too.
