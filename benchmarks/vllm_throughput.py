@@ -26,7 +26,13 @@ sys.path.insert(0, str(ROOT))
 
 from tests.engines import vllm_model  # noqa: E402
 
-MODEL = {"hidden_size": 4096, "intermediate_size": 128, "num_attention_heads": 2, "head_dim": 64, "num_hidden_layers": 8}
+MODEL = {
+    "hidden_size": 4096,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "head_dim": 64,
+    "num_hidden_layers": 8,
+}
 TOKENS, RUNS = 100, 5
 
 

@@ -58,7 +58,7 @@ def _agree(backend: TorchBackend, from_each: Sequence[int], to_each: Sequence[in
 
 def split_table(call: Call) -> list[list[int]]:
     """Elements rank i sends to rank j in a v-variant's test: ragged, with zeros."""
-    return [[(call.count * ((i + 2 * j) % 3) + i * j % 2) // 2 for j in range(call.size)] for i in range(call.size)]
+    return [[(call.count * ((i + 2 * j + 1) % 3) + i * j % 2) // 2 for j in range(call.size)] for i in range(call.size)]
 
 
 def _in_splits(call: Call) -> list[int]:

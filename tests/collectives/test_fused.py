@@ -191,14 +191,14 @@ def test_rows_may_lie_in_three_dimensions(comm: Communicator) -> None:
 
 
 def rows_apart(comm: Communicator) -> list[str]:
-    """Return the algorithms by which a result whose rows are apart is not the one whose rows are not."""
+    """Return the algorithms by which rows that are apart, of x and of the result, give others than rows that are not."""
     base, wrong = comm.plan, []
     x, residual, weight = drawn(comm.rank, 6, 64, dtype=TYPES[0]), drawn(9, 6, 64, dtype=TYPES[0]), torch.ones(64)
     for algorithm in COLLECTIVES["all_reduce_rms_norm"].algorithms:
         if algorithm.backend == "shm":
             comm.use(Plan.only({"all_reduce_rms_norm": algorithm.name}, base=base))
-            wide = torch.zeros(6, 128)
-            comm.all_reduce_rms_norm(x, residual.clone(), weight, out=wide[:, :64])
+            wide, apart = torch.zeros(6, 128), torch.cat([x, x + 1], 1)[:, :64]
+            comm.all_reduce_rms_norm(apart, residual.clone(), weight, out=wide[:, :64])
             dense, _ = comm.all_reduce_rms_norm(x, residual.clone(), weight, out=torch.empty(6, 64))
             if not torch.equal(wide, torch.cat([dense, torch.zeros(6, 64)], 1)):
                 wrong.append(algorithm.name)
@@ -206,7 +206,7 @@ def rows_apart(comm: Communicator) -> list[str]:
     return wrong
 
 
-def test_the_rows_of_a_result_may_be_apart(shm_ranks: Ranks) -> None:
+def test_rows_may_be_apart(shm_ranks: Ranks) -> None:
     assert shm_ranks.run(rows_apart, world=3) == [[]] * 3
 
 

@@ -67,23 +67,25 @@ def test_a_process_ends_with_its_own_code_and_its_peer_hears_of_it_at_once(
 
 
 CLOSED = """
-import os, sys, commlib
-child = os.fork()
-comm = commlib.init(backend="shm", rank=int(child == 0), size=2, address=sys.argv[1], timeout_s=30)
+import sys, commlib
+comm = commlib.init(backend="shm", rank=int(sys.argv[2]), size=2, address=sys.argv[1], timeout_s=30)
 comm.barrier()
-if child == 0:
+if comm.rank == 1:
     comm.close()
-    os._exit(0)
-os.waitpid(child, 0)
+    sys.exit()
+sys.stdin.read()
 comm.check()
-print("all is well", flush=True)
-os._exit(0)
+print("all is well")
 """
 
 
 def test_a_peer_that_closed_and_then_ended_is_no_loss(quick_python: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    command = [str(quick_python), "-c", CLOSED, address]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "all is well\n", done.stderr
+    command = [quick_python, "-c", CLOSED, address]
+    zero = subprocess.Popen(
+        [*command, "0"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    subprocess.run([*command, "1"], check=True, timeout=60)
+    said, errors = zero.communicate(timeout=60)
+    assert said == "all is well\n", errors
