@@ -191,7 +191,7 @@ def test_rows_may_lie_in_three_dimensions(comm: Communicator) -> None:
 
 
 def rows_apart(comm: Communicator) -> list[str]:
-    """Return the algorithms by which rows that are apart, of x and of the result, give others than rows that are not."""
+    """Return the algorithms by which rows of x or of the result that are apart make a difference."""
     base, wrong = comm.plan, []
     x, residual, weight = drawn(comm.rank, 6, 64, dtype=TYPES[0]), drawn(9, 6, 64, dtype=TYPES[0]), torch.ones(64)
     for algorithm in COLLECTIVES["all_reduce_rms_norm"].algorithms:
