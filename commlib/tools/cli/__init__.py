@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from commlib import env
-from commlib.errors import BuildFailed, CommError, limit_of
-from commlib.tools.cli.removed import Group, no_such_option
+from commlib.errors import BuildFailed, CommError, limit_of, meant
+from commlib.tools.cli.suggestions import no_such_option
 from commlib.version import __version__
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ FIRST = 6  # what a newcomer needs
 Table = dict[str, tuple[str, str]]
 
 
-class LazyGroup(Group):
+class LazyGroup(click.Group):
     """A group that knows its commands by name and help, from a table such as COMMANDS, and loads one when it is run."""
 
     table: Table
@@ -54,6 +54,14 @@ class LazyGroup(Group):
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return with_plain_values(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is called; of one that does not exist say which was meant."""
+        if args[0] not in self.table and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}{meant(args[0], self.table)}")
+        return super().resolve_command(ctx, args)
 
     def headings(self) -> dict[str, list[str]]:
         return {self.heading: list(self.table)}
@@ -77,6 +85,11 @@ class Main(LazyGroup):
     """The group of all commands, which turns errors into one line and an exit code."""
 
     table = COMMANDS
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Save the words: the ranks that -n starts are called with the same."""
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
 
     def headings(self) -> dict[str, list[str]]:
         return {"Start here": list(COMMANDS)[:FIRST], "More commands": list(COMMANDS)[FIRST:]}

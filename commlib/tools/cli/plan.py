@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commlib.tools.cli import LazyGroup
 from commlib.tools.cli.options import (
     Numbers,
     Result,
@@ -18,13 +19,22 @@ from commlib.tools.cli.options import (
     read_dtypes,
     result_options,
 )
-from commlib.tools.cli.removed import Group
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
 
 
-@click.group(cls=Group)
+SUBCOMMANDS = {
+    "explain": (f"{__name__}:explain", "Say which algorithm a call of OP gets, with which parameters, and why."),
+    "show": (f"{__name__}:show", "Print the rules of PLAN, or of the plan that `init()` would take here."),
+}
+
+
+class _Plan(LazyGroup):
+    table = SUBCOMMANDS
+
+
+@click.group(cls=_Plan)
 def plan() -> None:
     """Show which algorithm a call gets, and why.
 
@@ -36,7 +46,7 @@ _ranks = ranks_option(2, "Number of ranks.")
 _backend = click.option("--backend", default="auto", help="Backend whose plan to use without PLAN; auto: as in init().")
 
 
-@plan.command()
+@click.command()
 @click.argument("plan", required=False, metavar="[PLAN]")
 @_ranks
 @_backend
@@ -52,7 +62,7 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
     result.finish(document, document["rows"])
 
 
-@plan.command()
+@click.command()
 @click.argument("op")
 @click.option("--sizes", "--bytes", "sizes", type=Numbers(low=0), default="1M", help="Such as 64K,1M.")
 @click.option("-d", "--dtype", default="float32", help="Element type: torch's name, or bf16, fp8 …")

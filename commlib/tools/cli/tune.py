@@ -12,7 +12,7 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.cli.options import FILE, Finite, Seconds, read_bytes, read_dtypes, read_names
-from commlib.tools.cli.ranks import RankCommand, started
+from commlib.tools.cli.ranks import started
 
 
 def _names(what: str) -> Callable[..., tuple[Any, ...]]:
@@ -33,7 +33,7 @@ def _names(what: str) -> Callable[..., tuple[Any, ...]]:
     return read
 
 
-@click.command(cls=RankCommand)
+@click.command()
 @click.argument("ops", nargs=-1, metavar="[OP]...", callback=_names("collective"))
 @click.option("-n", "--ranks", type=click.IntRange(2), help="Start N ranks here; without it, join the launcher's.")
 @click.option("-b", "--min-bytes", "low", default="16", callback=read_bytes, help="Smallest size.")

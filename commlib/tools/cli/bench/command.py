@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from commlib.tools.bench.result import KIND, only
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
 from commlib.tools.cli.options import EXISTING, FILE, Finite, Seconds, grouped_options, read_bytes, write_groups
-from commlib.tools.cli.ranks import started
+from commlib.tools.cli.ranks import command_line, started
 from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
 
@@ -34,7 +33,7 @@ SUBCOMMANDS = {
 
 
 class _Bench(LazyGroup):
-    """Measures, unless its first word names a subcommand; keeps its words for the ranks that -n starts."""
+    """Measures, unless its first word names a subcommand."""
 
     table, heading = SUBCOMMANDS, "Commands in place of OP"
     allow_interspersed_args = True
@@ -49,8 +48,6 @@ class _Bench(LazyGroup):
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as a command does, after taking a copy."""
-        ctx.meta["words"] = list(args)
         return click.Command.parse_args(self, ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -127,7 +124,7 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     code = started(ctx, ranks, bind, job.buffer_bytes)
     if code is not None:
         ctx.exit(code)
-    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
+    command = command_line(ctx)
     if options["phases"]:
         ctx.exit(phases.main(job, options, command))
     from commlib.tools.bench.measure import main

