@@ -21,10 +21,9 @@ from commlib.tools import timing
 from commlib.tools.baselines import AUTO, PROBE, load
 from commlib.tools.bench.job import Job, calls, forms, joined, left_out
 from commlib.tools.bench.result import BEST, KIND, Bounds, Config, Measured, PlanInForce, Skipped, Times
-from commlib.tools.report.document import Report, Row
+from commlib.tools.report.document import Report, Row, to_json
 from commlib.tools.report.measured import percentiles_us
 from commlib.tools.report.run import UNREAD, Output, until_it_ends
-from commlib.tools.report.schema import to_json
 
 START_S = 3.0  # for the other libraries and the first calls, about
 WARMUP_S = 0.3

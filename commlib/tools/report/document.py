@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from commlib import env
 from commlib.tools.report.files import read_json
-from commlib.tools.report.schema import fault
 
 Row = dict[str, Any]  # a row of a document: its schema says what is in it
 # The variables that change a figure: named families only, as the rest of the environment holds secrets.
@@ -65,39 +64,35 @@ class Kind:
     def read(self, path: Path) -> dict[str, Any]:
         documents = self.read_all(path)
         if len(documents) != 1:
-            raise ValueError(
-                f"{path} has {len(documents)} runs; `{self.command} show --part N --format json` gives one"
-            )
+            raise ValueError(f"{path} has {len(documents)} runs; `{self.command} show --part N --json` gives one")
         return documents[0]
 
     def read_all(self, path: Path) -> list[dict[str, Any]]:
-        """Read the documents of a file; every fault is a ValueError that names file, place and remedy.
+        """Read the documents of a file; what is there beyond the fields does no harm, a newer commlib may add it."""
+        documents = unpacked(read_json(path, self.command))
+        for document in documents:
+            name, version = (document.get(key) if isinstance(document, dict) else None for key in ("schema", "version"))
+            if name != self.name:
+                raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {name!r}, not "{self.name}"')
+            if version != self.version:
+                remedy = "upgrade commlib" if isinstance(version, int) and version > self.version else "measure again"
+                reads = f"this commlib reads version {self.version}"
+                raise ValueError(f"{path} has version {version!r}, but {reads}: {remedy}")
+        return documents
 
-        What is there beyond the fields does no harm, and a newer commlib may add it.
-        """
-        content = read_json(path, self.command)
-        try:
-            documents = unpacked(content)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise ValueError(f"{path}: its rows are not as `{self.command}` writes them; measure again") from None
-        return [self._checked(document, path) for document in documents]
 
-    def _checked(self, document: Any, path: Path) -> dict[str, Any]:
-        if not isinstance(document, dict) or document.get("schema") != self.name:
-            name = repr(document.get("schema")) if isinstance(document, dict) else f"a {type(document).__name__}"
-            raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {name}, not "{self.name}"')
-        version = document.get("version")
-        if version != self.version:
-            remedy = "upgrade commlib" if isinstance(version, int) and version > self.version else "measure again"
-            reads = f"this commlib reads version {self.version}"
-            raise ValueError(f"{path} has version {version!r}, but {reads}: {remedy}")
-        if why := self.fault(document):
-            raise ValueError(f"{path}: {why}; it was changed, or written by another commlib: measure again")
-        return document
+def required(field: Field[Any]) -> bool:
+    return field.default is MISSING
 
-    def fault(self, document: Any) -> str:
-        """Return what a rendering would stumble over, with its place; "" for nothing."""
-        return fault(document, self.of, "").removeprefix(".").removeprefix(": ")
+
+def to_json(value: Any) -> Any:
+    """Return what JSON has of a dataclass; a field with a default is left out where it is None."""
+    if is_dataclass(value):
+        parts = ((field, to_json(getattr(value, field.name))) for field in fields(value))
+        return {field.name: part for field, part in parts if part is not None or required(field)}
+    if isinstance(value, Mapping):
+        return {key: to_json(part) for key, part in value.items()}
+    return [to_json(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 class Report:
