@@ -214,8 +214,8 @@ def test_the_version_is_the_installed_one(command):
 
 MEASURING = {
     "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --format table -o found.json": result.KIND,
-    "bench index --dim 96 --device cpu --rows 2,3 -o found.json": kernels.KIND,
-    "bench attention --dim 32 --device cpu --batch 1,2 --length 20 -o found.json": kernels.KIND,
+    "bench index --dim 96 --rows 2,3 -o found.json": kernels.KIND,
+    "bench attention --dim 32 --batch 1,2 --length 20 -o found.json": kernels.KIND,
     "bench radix --leaves 200 --json": kernels.KIND,
 }
 
@@ -275,11 +275,10 @@ REFUSED = {
     ],
     "bench index": [
         ("--rows 0", "a number below 1 or above"),
-        ("--device meta", "not supported"),
         ("--pattern zipf", "'sequential', 'random'"),
         ("-o nowhere/report.json", "no folder nowhere"),
     ],
-    "bench attention --device cpu": [
+    "bench attention": [
         ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
         ("--dtype int32", "attention is measured for bfloat16, float16, float32, not int32"),
         ("--length 1G", "above 16777216"),

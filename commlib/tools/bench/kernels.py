@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
-from commlib.tools.baselines.kernels.measure import Settings
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, interval_text, percent_text
 from commlib.tools.report.measured import percentiles_us, ratio_of
@@ -97,13 +96,13 @@ KIND = Kind("commlib.kernels", 1, "commlib bench KERNEL", of=KernelDocument)
 class KernelReport(Report):
     """Collects the rows of a run and makes the document of what is there so far."""
 
-    def __init__(self, cases: Sequence[Case], settings: Settings, seconds: float, command: str) -> None:
-        super().__init__(KIND, command, "" if settings.on_gpu else "cpu")
+    def __init__(self, cases: Sequence[Case], device: torch.device, seconds: float, command: str) -> None:
+        super().__init__(KIND, command, "" if device.type == "cuda" else "cpu")
         self.config = KernelConfig(
             kernel=cases[0].kernel,
             variant=cases[0].variant if cases[0].kernel != "radix" else "",
-            device=settings.device.type,  # type: ignore[arg-type]
-            threads=torch.get_num_threads() if settings.on_gpu else 1,
+            device=device.type,  # type: ignore[arg-type]
+            threads=torch.get_num_threads() if device.type == "cuda" else 1,
             cases=len(cases),
             seconds=seconds,
         )

@@ -14,7 +14,6 @@ from commlib.tools.cli.ranks import command_line
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 HEADS, TOKENS = click.IntRange(1, 1024), 1 << 24
-COMPILE = "Measure torch.compile.  [default: on GPUs]"
 TIME = "How long to measure: 5, 5s, 2m.  [default: 10s; with --sweep 1m]"
 
 
@@ -45,10 +44,8 @@ WRITTEN: list[click.Parameter] = [
 MEASURED: list[click.Parameter] = [
     click.Option(["-d", "--dtype"], help="Element types a,b (bf16, half … too)."),
     click.Option(["--sweep"], is_flag=True, help="Measure many sizes."),
-    click.Option(["--compile/--no-compile", "compile_"], default=None, help=COMPILE),
     click.Option(["--peer"], type=EXISTING, multiple=True, help="File with candidates(kernel, case, inputs)."),
     click.Option(["--time", "seconds"], type=Seconds(), help=TIME),
-    click.Option(["--device"], default="auto", help="cpu, cuda, cuda:1 …"),
     *WRITTEN,
 ]
 ATTENTION: list[click.Parameter] = [
@@ -60,7 +57,6 @@ ATTENTION: list[click.Parameter] = [
     click.Option(["--page-size"], type=Numbers(TOKENS), help="Tokens of a page of the cache.  [default: 16]"),
     click.Option(["--fp8"], is_flag=True, help="Cache of float8_e4m3fn, with scales."),
     click.Option(["--ragged"], is_flag=True, help="Lengths from 1 to twice --length."),
-    click.Option(["--compare"], is_flag=True, help="Measure torch, flash-attn and FlashInfer, too."),
     *MEASURED,
 ]
 RADIX: list[click.Parameter] = [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 
 from commlib.tools.baselines.kernels import KERNELS, attention, radix
 from commlib.tools.baselines.kernels.case import Case, type_name
-from commlib.tools.baselines.kernels.measure import Settings, measure_case
+from commlib.tools.baselines.kernels.measure import measure_case
 from commlib.tools.bench.kernels import KernelReport, KernelView
 from commlib.tools.cli.options import check_files, python_file, read_dtypes
 from commlib.tools.report.run import Output, until_it_ends
@@ -24,57 +22,24 @@ Options = Mapping[str, Any]
 
 def main(name: str, options: Options, command: str) -> int:
     """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
-    device = read_device(options.get("device", "cpu"))
+    on_gpu = torch.cuda.is_available() and name != "radix"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     check_files(options["output"], None)
     cases = read_cases(name, device.type, options)
     files = {path.stem: python_file(path, "candidates").candidates for path in options.get("peer", ())}
-    not_compiled = _not_compiled(device.type, options.get("compile_"))
-    settings = Settings(device, options.get("compare") is not False, not_compiled, files)
-    report = KernelReport(cases, settings, options["seconds"], command)
+    report = KernelReport(cases, device, options["seconds"], command)
     output = Output(KernelView, "json" if options["as_json"] else "table", options["output"])
-    if settings.on_gpu:
-        torch.cuda.set_device(device)
-    with one_thread(not settings.on_gpu):
-        code = until_it_ends(partial(_measure, cases, settings, report, output), output.finish)
+
+    def measure() -> None:
+        output.open(report, len(cases))
+        for done, each in enumerate(cases):
+            output.show(done, str(each))
+            output.rows(report.add(each, *measure_case(each, device, files, report.config.seconds / len(cases))))
+
+    if not on_gpu:
+        torch.set_num_threads(1)  # as ours has: several stall where cores are few
+    code = until_it_ends(measure, output.finish)
     return code or int(report.failed)
-
-
-def _not_compiled(device: str, wanted: bool | None) -> str:
-    """Return why torch.compile is left out, "" if it is not."""
-    if wanted or (wanted is None and device == "cuda"):
-        return ""
-    return "not asked for" if device == "cuda" else "takes long on the CPU; --compile"
-
-
-def _measure(cases: Sequence[Case], settings: Settings, report: KernelReport, output: Output) -> None:
-    output.open(report, len(cases))
-    for done, each in enumerate(cases):
-        output.show(done, str(each))
-        output.rows(report.add(each, *measure_case(each, settings, report.config.seconds / len(cases))))
-
-
-@contextmanager
-def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Let torch use one thread, as ours does: several stall where cores are few."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if wanted else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def read_device(text: str) -> torch.device:
-    """Return the device of a name; auto is the current GPU if there is one."""
-    has_gpu = torch.cuda.is_available()
-    name, _, index = text.replace("auto", "cuda" if has_gpu else "cpu").partition(":")
-    if name not in ("cpu", "cuda") or not (index or "0").isdecimal():
-        raise click.UsageError(f"--device {text} is not supported; write auto, cpu, cuda or cuda:1")
-    if name == "cpu":
-        return torch.device("cpu")
-    if not has_gpu:
-        raise click.UsageError(f"--device {text}: torch finds no GPU here")
-    return torch.device(name, int(index) if index else torch.cuda.current_device())
 
 
 def read_cases(name: str, device: str, options: Options) -> list[Case]:

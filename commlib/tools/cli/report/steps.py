@@ -31,7 +31,7 @@ class Step:
 
 
 def _kernel(title: str, arguments: str, quick: str) -> Step:
-    return Step(title, f"bench {arguments}", (f"--no-compile {quick} --time 3", "", "--sweep"))
+    return Step(title, f"bench {arguments}", (f"{quick} --time 3", "", "--sweep"))
 
 
 BENCH = ("--time 20", "--time 60", "--max-bytes 64M --factor 4 --time 300")
@@ -40,7 +40,7 @@ STEPS = {  # in the order of the page
     "index": _kernel("Kernel: index", "index", "--dim 4096 --rows 1,64,1024,16384"),
     "store": _kernel("Kernel: store", "store", "--dim 1024 --rows 1,64,512,4096"),
     "metadata": _kernel("Kernel: metadata", "metadata", ""),
-    "attention": _kernel("Attention", "attention --compare", ""),
+    "attention": _kernel("Attention", "attention", ""),
     "radix": Step("Radix cache", "bench radix", ("--leaves 10000 --time 3", "", "--time 30")),
     "plan": Step("Plan", "plan show -n {ranks}"),
     "correctness": Step("Correctness", "test -n {ranks}", ("--quick", "", "")),
