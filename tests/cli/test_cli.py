@@ -55,7 +55,6 @@ def test_an_error_is_one_line_and_its_kind_is_the_exit_code(monkeypatch, capsys)
         (ValueError("count is 3 on rank 0"), 2, "commlib: count is 3 on rank 0\n"),
         (CommTimeout("rank 1 did not come\nin 3 s"), 1, "commlib: rank 1 did not come in 3 s\n"),
         (FileNotFoundError(2, "No such file", "x.json"), 1, "commlib: [Errno 2] No such file: 'x.json'\n"),
-        (OSError(28, "No space left"), 1, "commlib: cannot write: No space left; make room, or write elsewhere\n"),
         (OSError(24, "Too many files"), 1, "commlib: [Errno 24] Too many files; raise `ulimit -n`\n"),
         (KeyboardInterrupt(), 130, "commlib: interrupted\n"),
     ]:
@@ -84,14 +83,11 @@ def raising(error):
     return command
 
 
-def test_a_traceback_is_shown_when_asked_for_and_a_wrong_wish_is_one_line(monkeypatch, capsys):
+def test_a_traceback_is_shown_when_asked_for(monkeypatch):
     monkeypatch.setenv("COMMLIB_TRACEBACK", "1")
     monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(ValueError("why")))
     with pytest.raises(ValueError, match="why"):
         main(["test"])
-    monkeypatch.setenv("COMMLIB_TRACEBACK", "7")
-    assert exit_code("test") == 2
-    assert capsys.readouterr().err.startswith("commlib: COMMLIB_TRACEBACK='7': expected 0 or 1")
 
 
 def test_the_first_page_is_a_screen_that_begins_with_what_a_newcomer_needs(call):
@@ -147,8 +143,7 @@ def saying(text):
     return command
 
 
-def test_a_shell_completes_names_without_loading_commands(monkeypatch, capsys):
-    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(AssertionError(name)))
+def test_a_shell_completes_names(monkeypatch, capsys):
     for name, value in (("COMP_WORDS", "commlib de"), ("COMP_CWORD", "1"), ("_COMMLIB_COMPLETE", "bash_complete")):
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
@@ -156,11 +151,10 @@ def test_a_shell_completes_names_without_loading_commands(monkeypatch, capsys):
     assert capsys.readouterr().out == "plain,debug\n"
 
 
-def test_a_stream_that_the_caller_or_a_reader_closed_is_no_error():
-    for words in ("--version <&-", "--version >&-", "--version 2>&-", "plan show | true"):
-        script = f"{sys.executable} -m commlib {words}"
-        result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
-        assert (result.returncode, result.stderr) == (0, "")
+def test_a_reader_that_goes_away_is_no_error():
+    script = f"{sys.executable} -m commlib plan show | true"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -265,9 +259,7 @@ REFUSED = {
         ("--dtype float31", "no element type 'float31'; did you mean float32? there are float64, "),
         ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
         ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
-        ("--baseline magic", "no baseline 'magic'; there are "),
         (f"--peer {__file__}", "has no function make()"),
-        ("--peers torch --baseline mpi", "no baseline 'mpi'; there are torch, best, "),
         ("-b 1M -e 1K", "less than -b"),
         ("--root 2", "--root 2 is no rank; the last one is 1"),
         ("-o nowhere/report.json", "no folder nowhere"),

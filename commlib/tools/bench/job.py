@@ -35,7 +35,6 @@ class Job:
     algorithms: tuple[str, ...]  # "all", "auto" (the plan's choice), and names
     peers: tuple[Peer, ...]
     auto: bool  # the peers of the device, before those named
-    baseline: str | None  # None: the first peer; "best": the fastest of them
     places: tuple[bool, ...]  # out of place is False
     backend: str
     plan: Path | None  # None: the one in force

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,13 @@ from commlib.communicator import Communicator
 from commlib.counts import counted
 from commlib.plan import Plan
 from commlib.tools import timing
-from commlib.tools.baselines import AUTO, PROBE, load
+from commlib.tools.baselines import AUTO, load
 from commlib.tools.bench.job import Job, calls, forms, joined, left_out
-from commlib.tools.bench.result import BEST, KIND, Bounds, Config, Measured, PlanInForce, Skipped, Times
+from commlib.tools.bench.result import KIND, Bounds, Config, Measured, PlanInForce, Skipped, Times
 from commlib.tools.report.document import Report, Row, to_json
 from commlib.tools.report.measured import percentiles_us
 from commlib.tools.report.run import UNREAD, Output, until_it_ends
 
-START_S = 3.0  # for the other libraries and the first calls, about
 WARMUP_S = 0.3
 SLOW_S = 0.1  # of a call that is measured once where the time is short, at least
 
@@ -34,7 +33,7 @@ def main(job: Job, output: Output, command: str) -> int:
     """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
     with joined(job) as comm:
         output.speaks = comm.rank == 0
-        bench = Bench(comm, job, command, output.lacks())
+        bench = Bench(comm, job, command)
         code = until_it_ends(partial(_measure, bench, output), output.finish)
         if code:
             return code  # nobody may come to end what the ranks share
@@ -43,9 +42,8 @@ def main(job: Job, output: Output, command: str) -> int:
 
 
 def _measure(bench: Bench, output: Output) -> None:
-    output.open(bench, len(bench.calls))
     bench.start()
-    output.open(bench, len(bench.calls))  # what follows of the head: the baseline, and what is left out
+    output.open(bench, len(bench.calls))
     for rows in bench.run(output.show):
         output.rows(rows)
 
@@ -53,13 +51,10 @@ def _measure(bench: Bench, output: Output) -> None:
 class Bench(Report):
     """A job on live ranks. Plans are switched on a twin, so that the ranks' own exchanges are left alone."""
 
-    def __init__(self, comm: Communicator, job: Job, command: str, notes: Sequence[str] = ()) -> None:
+    def __init__(self, comm: Communicator, job: Job, command: str) -> None:
         super().__init__(KIND, command)
         self.comm, self.job, self.wrong = comm, job, 0
-        self.baseline: str | None = None
-        self.start_s = round(_age_s() + START_S, 1)
         self.calls = list(calls(comm, job))
-        self.notes = list(notes)
 
     def start(self) -> None:
         comm, job = self.comm, self.job
@@ -68,9 +63,6 @@ class Bench(Report):
         for peer in wanted:
             peer.start(comm, job.protocol.graph)
         self.job = replace(job, peers=tuple(peer for peer in wanted if not peer.reason))
-        running = [label for peer in self.job.peers for label in peer.labels if not label.startswith(PROBE)]
-        if running or job.baseline != BEST:
-            self.baseline = job.baseline or next(iter(running), None)
         absent = [f"peer {peer.name}: {peer.reason}" for peer in wanted if peer.reason]
         self.notes += [f"skipped: {what}" for what in (*absent, *left_out(job), *self._unknown())]
 
@@ -95,9 +87,7 @@ class Bench(Report):
             buffers=protocol.buffers,
             check=protocol.check,
             seconds=job.seconds,
-            start_s=self.start_s,
             peers=[peer.name for peer in job.peers],
-            baseline=self.baseline,
         )
         plan = PlanInForce(comm.plan.digest, Path(comm.plan.source).name, _match(comm.plan))
         bounds = Bounds(self.wrong, not self.wrong)
@@ -188,12 +178,6 @@ class Bench(Report):
             "wrong": result.wrong,
             "host_us": round(median(issued) * 1e6, 4) if issued else None,
         }
-
-
-def _age_s() -> float:
-    """Return for how long this process has run."""
-    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _match(plan: Plan) -> str:

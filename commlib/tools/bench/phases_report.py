@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from commlib.counts import counted
 from commlib.tools.bench.phases import DEVICE, GAP, GPU, IDLE, PHASES, Phases
-from commlib.tools.bench.result import type_text
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, percent_text, size_text
 from commlib.tools.report.table import Column, Table, fold
@@ -144,7 +143,7 @@ def _closing(document: dict[str, Any]) -> list[str]:
 
 
 def _title(config: dict[str, Any]) -> str:
-    parts = [config["op"], f"{size_text(config['size'])} {config['placement']}", type_text(config["type"])]
+    parts = [config["op"], f"{size_text(config['size'])} {config['placement']}", config["type"]]
     parts += [config["redop"]] if config["redop"] else []
     parts += [f"root {config['root']}"] if config["root"] is not None else []
     return ", ".join(parts)

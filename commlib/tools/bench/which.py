@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from commlib.counts import counted
@@ -99,14 +98,6 @@ def lines(document: Mapping[str, Any], width: int) -> list[str]:
 
 def _cell(call: Call | None) -> str:
     return f"{fitted(median_us(call.ours), 7)} {call.ratio:<6}".rjust(CELL) if call else " " * CELL
-
-
-def where(path: Path | None, picture: Path | None, width: int) -> list[str]:
-    """Say where the rest is; a path is not broken, as it is there to be copied."""
-    if path is None:
-        return fold(["# every row: --format table; -o FILE.json keeps them, --plot FILE.png draws them"], width)
-    again = [f"# every row: commlib bench show {path}"] if path.suffix == ".json" else []
-    return [f"# results: {path}", *again, *([f"# picture: {picture}"] if picture else [])]
 
 
 def _others(document: Mapping[str, Any]) -> Iterator[str]:

@@ -176,12 +176,12 @@ def read_dtypes(text: str) -> tuple[torch.dtype, ...]:
 def check_files(
     output: Path | None, picture: Path | None, option: str = "-o", endings: Iterable[str] = (".json", ".csv", ".md")
 ) -> None:
-    """Refuse what could not be written in the end; "-" is stdout."""
+    """Refuse what could not be written in the end."""
     check_name(picture)
     if output is not None and endings and output.suffix not in ("", *endings):
         raise click.UsageError(f"{option} {output}: results end in {', '.join(endings)}; give the file such a name")
     for name, path in ((option, output), ("--plot", picture)):
-        if path is not None and str(path) != "-" and (why := files.unwritable(path)):
+        if path is not None and (why := files.unwritable(path)):
             raise click.UsageError(f"{name} {path}: {why}")
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commlib.errors import Unsupported
 from commlib.tools.report.figures import about
 
 if TYPE_CHECKING:
@@ -67,20 +66,17 @@ def missing() -> str:
 
 
 def check_name(path: Path | None) -> None:
-    """Refuse a picture whose name ends in none of SUFFIXES, before anything is measured or printed."""
+    """Refuse a picture that cannot be drawn, before anything is measured or printed."""
     if path is not None and path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"--plot {path.name} is no {' or '.join(SUFFIXES)} file; give it such a name")
+    if path is not None and missing():
+        raise ValueError(f"--plot: {NEEDS}")
 
 
 def draw(path: Path, title: str, rows: Rows) -> None:
-    """Write a file; without matplotlib Unsupported says how to get it."""
-    check_name(path)
     if not rows:
         raise ValueError(f"nothing to draw in {path}: no row has a time")
-    try:
-        _save(rows, title, path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    _save(rows, title, path)
 
 
 def svg(title: str, rows: Rows) -> str:
@@ -98,8 +94,6 @@ def svg(title: str, rows: Rows) -> str:
 
 
 def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:
-    if missing():
-        raise Unsupported(f"--plot: {NEEDS}")
     from matplotlib import rc_context
 
     with rc_context(STYLE):

@@ -24,12 +24,6 @@ def about(num_bytes: float) -> str:
     return f"{num_bytes:.0f}"
 
 
-def whole_text(number: int, digits: int) -> str:
-    """Write a whole number in full, or as a size where it has too many digits."""
-    texts = (str(number), size_text(number), about(number))
-    return next((text for text in texts if len(text) <= digits), texts[-1])
-
-
 def fitted(value: float | None, width: int) -> str:
     """Write a figure with about four digits, as the rest is noise, and fewer where they do not fit."""
     if value is None:
@@ -47,7 +41,8 @@ def percent_text(fraction: float | None) -> str:
 
 
 def ratio_text(value: float) -> str:
-    return f"{value:.{_decimals(value)}f}" if value < 9999.5 else f"{value / 1000:.0f}k"
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{decimals}f}" if value < 9999.5 else f"{value / 1000:.0f}k"
 
 
 def interval_text(ratio: dict[str, Any] | None) -> str:
@@ -55,7 +50,3 @@ def interval_text(ratio: dict[str, Any] | None) -> str:
     if ratio is None:
         return "-"
     return f"{ratio_text(ratio['ratio'])} [{ratio_text(ratio['low'])}–{ratio_text(ratio['high'])}]"
-
-
-def _decimals(ratio: float) -> int:
-    return 2 if ratio < 9.995 else 1 if ratio < 99.95 else 0

@@ -68,10 +68,6 @@ class View(ABC):
         """Return what a run prints in the end, below the opening, where its form is a page."""
         return []
 
-    def where(self, path: Path | None, picture: Path | None) -> list[str]:
-        """Return what a run prints below a page: where the rest is."""
-        return []
-
     def by_series(self) -> Iterator[list[Row]]:
         return grouped(self.rows(), self.series)
 

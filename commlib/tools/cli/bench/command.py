@@ -105,7 +105,6 @@ PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=
 @long("--check/--no-check", default=True, help="Compare every value; also -c 0.")
 @long("-c", "checks", metavar="K", type=click.IntRange(0), hidden=True, help="0 is --no-check, as in nccl-tests.")
 @others("--peer", metavar="FILE", type=EXISTING, multiple=True, help="Python file whose make() returns one more.")
-@others("--baseline", metavar="ROW", help="That speed-ups are over, or best.  [default: first peer]")
 @output("--json", "form", flag_value="json", help="Print the document, not the table.")
 @output("--format", "form", metavar="FORM", type=FORMS, help=f"{', '.join(BenchView.forms)}.")
 @click.pass_context

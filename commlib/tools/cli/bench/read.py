@@ -14,11 +14,10 @@ import torch
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
 from commlib.plan import Plan
-from commlib.tools.baselines import AUTO, PEERS, load
+from commlib.tools.baselines import PEERS, load
 from commlib.tools.baselines.peer import Peer
 from commlib.tools.bench.job import Job, left_out, series, sweep
-from commlib.tools.bench.result import BEST
-from commlib.tools.cli.options import check_files, known_name, python_file, read_dtypes, read_names
+from commlib.tools.cli.options import check_files, python_file, read_dtypes, read_names
 from commlib.tools.timing import Protocol
 
 FIRST = 8  # bytes
@@ -54,10 +53,6 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
         "blocks": BLOCKS,
         "iterations": options["iters"],
     }
-    if options["baseline"] is not None:
-        others = [*peers, *(load(name) for of_device in AUTO.values() for name in of_device * auto)]
-        labels = [label for peer in others for label in peer.labels]
-        known_name(options["baseline"], dict.fromkeys([*labels, BEST, *here]), "baseline")
     job = Job(**_named(Job, values), protocol=Protocol(**_named(Protocol, values)))
     if not any(series(job)):
         raise click.UsageError(f"nothing to measure: {'; '.join(left_out(job))}")

@@ -11,18 +11,16 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from commlib.tools.cli.options import read_names
+from commlib.tools.cli.ranks import command_line as typed
 from commlib.tools.cli.report.steps import STEPS, Settings
-from commlib.tools.report.files import write
 from commlib.tools.report.run import first_signal_interrupts
 
-STATE = "report.json"  # the settings of a folder
 COLOURS = {"done": "green", "failed": "red", "interrupted": "yellow"}
 LIMIT_S = {"quick": 600.0, "usual": 1200.0, "all": 3600.0}  # of one step: then it hangs
 STOP_S, STOP_SIGNALS = 4.0, 5  # after Ctrl-C a step writes what it has: the time between signals, and how many
@@ -43,49 +41,28 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")  # of the extra mpi: collect
 )
 @click.option("--only", metavar="A,B", help=f"Measure only these steps: {', '.join(STEPS)}.")
 @click.pass_context
-def report(ctx: click.Context, /, output: Path, only: str | None, **asked: Any) -> None:
+def report(ctx: click.Context, /, output: Path, only: str | None, scope: str | None, ranks: int | None) -> None:
     """Measure this machine from end to end, and write report.html and a Markdown file for each step.
 
     Each step is a command of commlib, whose JSON document stays in the folder. Ctrl-C keeps what is done, and the same
     command goes on from there. A step that fails does not stop the others: the report names it, and the exit code is 1.
     """
+    import torch
+
+    from commlib import backends
     from commlib.tools.cli.report.pages import BAD, write_pages
 
     wanted = STEPS if only is None else read_names(only, STEPS, "step")
-    settings = _settings(output, **asked)
+    output.mkdir(parents=True, exist_ok=True)
+    ranks = ranks or max(torch.cuda.device_count() if torch.cuda.is_available() else 0, 2)
+    settings = Settings(scope or "usual", ranks, backends.here(ranks) == "nccl")
     interrupted = measure(output, settings, [name for name in STEPS if name in wanted and not is_done(output, name)])
     texts = write_pages(output, settings)
     click.echo("\n".join([*(text for _, text in texts), f"report: {output / 'report.html'}"]))
     if interrupted:
-        click.echo(f"commlib: interrupted; `commlib report -o {output}` goes on", err=True)
+        click.echo(f"commlib: interrupted; `{typed(ctx)}` goes on", err=True)
         ctx.exit(INTERRUPTED)
     ctx.exit(int(any(look == BAD for look, _ in texts)))
-
-
-def _settings(path: Path, scope: str | None, ranks: int | None) -> Settings:
-    """Return what the folder was begun with, which must be what is asked for; begin a new one."""
-    if (path / STATE).exists():
-        try:
-            settings = Settings(**json.loads((path / STATE).read_text(encoding="utf-8")))
-        except (TypeError, ValueError):
-            raise click.UsageError(f"{path / STATE} is of another commlib; name a new folder") from None
-        for what, asked, has in (("scope", scope, settings.scope), ("ranks", ranks, settings.ranks)):
-            if asked not in (None, has):
-                remedy = "leave the option out to go on, or name another folder"
-                raise click.UsageError(f"{path} has {what} {has}, and {asked} is asked for; {remedy}")
-        return settings
-    if path.exists() and any(path.iterdir()):
-        raise click.UsageError(f"{path} has files that are not of a report; name a new folder")
-    import torch
-
-    from commlib import backends
-
-    path.mkdir(parents=True, exist_ok=True)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    ranks = ranks or max(gpus, 2)
-    settings = Settings(scope or "usual", ranks, backends.here(ranks) == "nccl")
-    write(path / STATE, json.dumps(asdict(settings)))
-    return settings
 
 
 def document_of(folder: Path, name: str) -> dict[str, Any] | None:
