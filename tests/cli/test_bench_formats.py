@@ -47,13 +47,13 @@ def test_every_measured_row_is_shown_in_80_columns_and_the_plans_choice_is_starr
     assert set(WAYS) <= {name.rstrip("*") for line in lines for name in line}
 
 
-def test_the_closing_names_what_beat_the_plan_what_was_skipped_and_what_was_wrong() -> None:
+def test_the_closing_names_what_others_make_faster_what_was_skipped_and_what_was_wrong() -> None:
     found = document()
     for row in found["rows"]:
-        if row["algorithm"] == "lsa_ll128_exchange" and row["size"] == 64:
+        if row["algorithm"] == "mpich" and row["size"] == 64 and "time_us" in row:
             row["time_us"] = times(0.5)
     text = "\n".join(closing(found))
-    assert re.search(r"faster here than the plan's shm_oneshot: lsa_ll128_exchange, 1\.\d\dx at 64\n", text)
+    assert re.search(r"# others: torch, mpich; faster than ours: all_reduce 64 \(mpich, 1\.\d\dx\)\n", text)
     assert "# skipped mpich in place: MPICH has no in-place form of it" in text
     assert closing(found)[-1] == "# Out of bounds values : 0 OK"
     found = document(complete=False, ended="interrupted", out_of_bounds={"count": 3, "okay": False})
@@ -213,12 +213,8 @@ def test_a_ratio_to_blocks_that_disagree_is_marked() -> None:
     assert "faster than ours: all_reduce 16M (mpich, 9155x), all_reduce 2M" in text.replace("\n#  ", "")
 
 
-def test_the_page_says_whether_its_plan_was_measured_here_and_its_values_are_right() -> None:
-    plan = {"digest": "0123456789ab", "source": "shm.json"}
-    assert "# plan 0123456789ab from shm.json, measured on this machine" in page(
-        document(plan={**plan, "match": "here"})
-    )
-    assert "not measured on this machine → commlib tune" in page(document(plan={**plan, "match": "shipped"}))
+def test_the_page_names_its_plan_and_says_whether_its_values_are_right() -> None:
+    assert "# plan 0123456789ab from shm.json; * marks its choice" in page(document())
     assert "Out of bounds values : 3 FAILED" in page(document(out_of_bounds={"count": 3, "okay": False}))
     assert "values are not checked" in page(document(config={**config((8,)), "check": False}))
     assert page(document(complete=False, ended="interrupted")).endswith("interrupted: not complete")

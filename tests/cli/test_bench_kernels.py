@@ -93,7 +93,6 @@ def test_decoding_is_measured_beside_who_is_here(call, no_gpu):
         assert (rows[name]["wrong"], rows[name]["error"] < 1e-2) == (0, True)
         assert rows[name]["time_us"]["p50"] > 0
     assert rows["commlib"]["bytes"] == 3 * (40 * 2 * 32 + 2 * 8 * 32) * 2
-    assert rows["commlib"]["flops"] == 3 * 4 * 8 * 32 * 40
     assert rows["commlib"]["versus"]["of"] in {"gather, torch", "torch dense"}
     assert max(row["of_bound"] for row in rows.values() if row["role"] == "floor" and row["of_bound"]) == 1
     assert "# skipped flash-attn: flash_attn is not installed (2 cases)" in text
@@ -214,7 +213,7 @@ def measured_case(n, *extra):
 @pytest.fixture
 def report():
     made = KernelReport([Index(1, 4096, BF16)], CPU, 10.0, "commlib bench index")
-    made.config = replace(made.config, device="cuda")
+    made.config["device"] = "cuda"
     return made
 
 

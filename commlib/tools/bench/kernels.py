@@ -17,17 +17,7 @@ from commlib.tools.report.measured import percentiles_us, ratio_of
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View, grouped, unfinished
 
-Percentiles = dict[str, float]  # p0 to p100 of the blocks
-
-
-@dataclass(frozen=True)
-class Versus:
-    """A ratio of medians, and of the middle four fifths of blocks."""
-
-    of: str  # the candidate whose time is over ours; of ours, the best peer
-    ratio: float
-    low: float
-    high: float
+Percentiles = dict[str, float]  # p0, p10, p50, p90, p100 of the blocks
 
 
 @dataclass(frozen=True)
@@ -49,16 +39,14 @@ class KernelRow:
     mode: Literal["graph", "eager"]
     sets: int  # sets of tensors in rotation
     bytes: int  # read and written by a call
-    flops: int
     time_us: Percentiles | None  # a call in a replayed graph; on a CPU, calls back to back
     blocks: int | None
     calls: int | None  # of a block
     gbps: float | None
-    tflops: float | None
     of_bound: float | None  # time of the fastest floor over this one
     wall_us: Percentiles | None  # eager calls back to back, until the device is done
     host_us: float | None  # the same, until the host has made the call; GPUs only
-    versus: Versus | None
+    versus: dict[str, Any] | None  # of: whose time is over ours (of ours, the best peer); ratio, low, high
     length: int | None = None  # tokens of a request
     heads: int | None = None
     kv_heads: int | None = None
@@ -69,22 +57,10 @@ class KernelRow:
 
 
 @dataclass(frozen=True)
-class KernelConfig:
-    """How a run was measured."""
-
-    kernel: str
-    variant: str
-    device: Literal["cpu", "cuda"]
-    threads: int
-    cases: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class KernelDocument(Document):
     """A run of `commlib bench KERNEL`."""
 
-    config: KernelConfig
+    config: dict[str, Any]  # kernel, variant, device, threads, cases, seconds
     wrong: int  # wrong elements of all candidates
     rows: list[KernelRow]
     notes: list[str]
@@ -98,14 +74,14 @@ class KernelReport(Report):
 
     def __init__(self, cases: Sequence[Case], device: torch.device, seconds: float, command: str) -> None:
         super().__init__(KIND, command, "" if device.type == "cuda" else "cpu")
-        self.config = KernelConfig(
-            kernel=cases[0].kernel,
-            variant=cases[0].variant if cases[0].kernel != "radix" else "",
-            device=device.type,  # type: ignore[arg-type]
-            threads=torch.get_num_threads() if device.type == "cuda" else 1,
-            cases=len(cases),
-            seconds=seconds,
-        )
+        self.config = {
+            "kernel": cases[0].kernel,
+            "variant": cases[0].variant if cases[0].kernel != "radix" else "",
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "cases": len(cases),
+            "seconds": seconds,
+        }
 
     @property
     def wrong(self) -> int:
@@ -118,7 +94,7 @@ class KernelReport(Report):
         return self.wrong > 0 or any(row["role"] == OURS and row["wall_us"] is None for row in self.rows)
 
     def content(self) -> dict[str, Any]:
-        return {"config": vars(self.config), "wrong": self.wrong, **super().content()}
+        return {"config": self.config, "wrong": self.wrong, **super().content()}
 
     def add(self, case: Case, sets: int, candidates: Sequence[Candidate]) -> list[Row]:
         """Take the figures of one case and return its rows; they are relative to each other."""
@@ -136,7 +112,7 @@ class KernelReport(Report):
         return rows
 
     def _figures(self, case: Case, sets: int, of: Candidate, bound_s: float | None) -> Row:
-        timed, eager, replays = of.timed, of.eager, self.config.device == "cuda"
+        timed, eager, replays = of.timed, of.eager, self.config["device"] == "cuda"
         return {
             "candidate": of.label,
             "role": of.role,
@@ -150,7 +126,6 @@ class KernelReport(Report):
             "blocks": len(timed.times_s) if timed else None,
             "calls": timed.iterations if timed else None,
             "gbps": round(case.num_bytes / 1e9 / timed.median_s, 6) if timed and case.num_bytes else None,
-            "tflops": round(case.flops / 1e12 / timed.median_s, 4) if timed and case.flops else None,
             "of_bound": round(bound_s / timed.median_s, 6) if timed and bound_s else None,
             "wall_us": percentiles_us(eager) if eager else None,
             "host_us": round(median(eager.issue_s) * 1e6, 4) if replays and eager and eager.issue_s else None,

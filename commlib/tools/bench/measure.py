@@ -20,7 +20,7 @@ from commlib.plan import Plan
 from commlib.tools import timing
 from commlib.tools.baselines import AUTO, load
 from commlib.tools.bench.job import Job, calls, forms, joined, left_out
-from commlib.tools.bench.result import KIND, Bounds, Config, Measured, PlanInForce, Skipped, Times
+from commlib.tools.bench.result import KIND, Measured, Skipped
 from commlib.tools.report.document import Report, Row, to_json
 from commlib.tools.report.measured import percentiles_us
 from commlib.tools.report.run import UNREAD, Output, until_it_ends
@@ -73,26 +73,23 @@ class Bench(Report):
 
     def content(self) -> dict[str, Any]:
         job, comm, protocol = self.job, self.comm, self.job.protocol
-        config = Config(
-            ranks=comm.size,
-            backend=comm.backend,
-            mode=job.mode,
-            cores_per_rank=len(os.sched_getaffinity(0)),
-            sizes=job.sizes,
-            types=[str(dtype).removeprefix("torch.") for dtype in job.dtypes],
-            block_us=timing.block_seconds(comm) * 1e6,
-            blocks=protocol.blocks,
-            iterations=protocol.iterations,
-            warmup=protocol.warmup,
-            buffers=protocol.buffers,
-            check=protocol.check,
-            seconds=job.seconds,
-            peers=[peer.name for peer in job.peers],
-        )
-        plan = PlanInForce(comm.plan.digest, Path(comm.plan.source).name, _match(comm.plan))
-        bounds = Bounds(self.wrong, not self.wrong)
-        parts = {"config": config, "plan": plan, "out_of_bounds": bounds}
-        return {**to_json(parts), **super().content()}
+        config = {
+            "ranks": comm.size,
+            "backend": comm.backend,
+            "mode": job.mode,
+            "cores_per_rank": len(os.sched_getaffinity(0)),
+            "sizes": job.sizes,
+            "types": [str(dtype).removeprefix("torch.") for dtype in job.dtypes],
+            "block_us": timing.block_seconds(comm) * 1e6,
+            "blocks": protocol.blocks,
+            "iterations": protocol.iterations,
+            "check": protocol.check,
+            "seconds": job.seconds,
+            "peers": [peer.name for peer in job.peers],
+        }
+        plan = {"digest": comm.plan.digest, "source": Path(comm.plan.source).name}
+        bounds = {"count": self.wrong, "okay": not self.wrong}
+        return {"config": config, "plan": plan, "out_of_bounds": bounds, **super().content()}
 
     def run(self, show: Callable[[int, str], bool]) -> Iterator[list[Row]]:
         """Yield each call's rows as soon as they are there, as long as `show` wants more on rank 0.
@@ -170,7 +167,7 @@ class Bench(Report):
         rate = size / result.median_s / 1e9
         issued = result.issue_s if self.comm.device.type == "cuda" else []
         return {
-            "time_us": Times(**percentiles_us(result)),
+            "time_us": percentiles_us(result),
             "iterations": result.iterations,
             "blocks": len(result.times_s),
             "algbw": round(rate, 6),
@@ -178,10 +175,3 @@ class Bench(Report):
             "wrong": result.wrong,
             "host_us": round(median(issued) * 1e6, 4) if issued else None,
         }
-
-
-def _match(plan: Plan) -> str:
-    """Say how far the plan is of this machine: "here" where it was measured on one like it."""
-    if plan.source.startswith("plans/") or not plan.fit.total:
-        return "shipped"
-    return "; ".join(plan.fit.differences) or "here"

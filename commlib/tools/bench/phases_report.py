@@ -31,24 +31,13 @@ class PhaseRow:
 
 
 @dataclass(frozen=True)
-class RankTimes:
-    """How long a usual call takes a rank."""
-
-    rank: int
-    sum_us: float  # its phases, without what their stamps take
-    plain_us: float  # a call without stamps, as tables of `commlib bench` have it
-    stamped_us: float  # a call with them
-    blocks: int | None = None  # of the kernel; 0 without a kernel of ours
-
-
-@dataclass(frozen=True)
 class PhasesDocument(Document):
     """A run of `commlib bench OP --phases`."""
 
     config: dict[str, Any]  # op, type, redop, root, size, placement, mode, ranks, backend …
     choice: dict[str, Any]  # algorithm, params, and why
     wrong: int | None
-    ranks: list[RankTimes]
+    ranks: list[dict[str, Any]]  # µs of a usual call: sum_us of its phases, plain_us without stamps, stamped_us with
     rows: list[PhaseRow]
     notes: list[str]
 

@@ -45,22 +45,11 @@ class Skipped(Row):
     skipped: str  # why
 
 
-@dataclass(frozen=True)
-class Times:
-    """Percentiles over the blocks of a call's time on the slowest rank, in µs."""
-
-    p0: float
-    p10: float
-    p50: float
-    p90: float
-    p100: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measured(Row):
     """One that was measured."""
 
-    time_us: Times
+    time_us: dict[str, float]  # p0, p10, p50, p90, p100 over the blocks of a call's time on the slowest rank, in µs
     iterations: int  # of a block
     blocks: int
     algbw: float  # GB/s: size / time
@@ -69,50 +58,15 @@ class Measured(Row):
     host_us: float | None = None  # on GPUs: until the host has made an eager call
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """What was asked for, and of whom."""
-
-    ranks: int
-    backend: str
-    mode: Literal["eager", "graph"]
-    cores_per_rank: int | None
-    sizes: Sequence[int]  # bytes asked for
-    types: Sequence[str] | None = None
-    block_us: float
-    blocks: tuple[int, int]
-    iterations: int | None  # of a block; null: as many as fill block_us
-    warmup: int
-    buffers: int
-    check: bool
-    seconds: float  # to measure for
-    peers: Sequence[str]
-
-
-@dataclass(frozen=True)
-class PlanInForce:
-    digest: str
-    source: str  # a name, no path
-    match: str | None = None  # 'here': measured on such a machine; 'shipped'; or what differs
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Wrong elements of all rows."""
-
-    count: int
-    okay: bool
-
-
 @dataclass(frozen=True)
 class Result(Document):
     """All of a run."""
 
-    config: Config
-    plan: PlanInForce
+    config: dict[str, Any]  # what was asked for: ranks, backend, mode, sizes in bytes, types, peers, seconds, blocks …
+    plan: dict[str, Any]  # digest, and source: a name, no path
     rows: Sequence[Skipped | Measured]
     notes: Sequence[str]
-    out_of_bounds: Bounds
+    out_of_bounds: dict[str, Any]  # count: wrong elements of all rows; okay: there are none
 
 
 KIND = Kind("commlib.bench", 1, "commlib bench", of=Result)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from commlib.counts import counted
 from commlib.tools.bench import which
 from commlib.tools.bench.result import (
     AGREE,
-    FASTER,
     PLACES,
     bounds,
     label,
@@ -22,10 +21,10 @@ from commlib.tools.bench.result import (
 )
 from commlib.tools.report.chart import Panel
 from commlib.tools.report.document import Row
-from commlib.tools.report.figures import fitted, interval_text, size_text
+from commlib.tools.report.figures import fitted, interval_text
 from commlib.tools.report.formats import csv_text
 from commlib.tools.report.table import Column, fold
-from commlib.tools.report.view import View, grouped
+from commlib.tools.report.view import View
 
 SOFTWARE = {"driver": "driver", "nccl": "NCCL", "cuda": "CUDA", "torch": "torch", "python": "Python"}
 
@@ -53,7 +52,7 @@ class BenchView(View):
             ", ".join([*versions, *settings]),
             f"about {config['seconds']:g} s; values are {'' if config['check'] else 'not '}checked",
             f"time: median of {low} to {high} interleaved blocks of {block}{graph}, slowest rank, per call",
-            f"plan {plan['digest']} from {plan['source']}, {_origin(plan, config['ranks'])}; * marks its choice",
+            f"plan {plan['digest']} from {plan['source']}; * marks its choice",
         ]
         lines += document["notes"]
         if config["peers"]:
@@ -84,13 +83,10 @@ class BenchView(View):
         ]
 
     def closing(self) -> list[str]:
-        """Return the lines below the table: what beats the plan, what was skipped, and what is wrong."""
-        lines, series = [], list(grouped(self.rows(), series_of))
-        for of_series in series:
-            texts = [*_faster(of_series), *_skipped(of_series)]
-            lines += ["#", f"# {title(of_series[0])}"] if texts and len(series) > 1 else []
-            lines += [f"# {text}" for text in texts]
-        return [*lines, "#", *bounds(self.document)]
+        """Return the lines below the table: what others make faster, what was skipped, and what is wrong."""
+        skipped = (row for row in self.rows() if "skipped" in row)
+        texts = {f"# skipped {label(row)} {PLACES[row['in_place']]}: {row['skipped']}": row for row in skipped}
+        return ["#", *texts, *which.others(self.document), *bounds(self.document)]
 
     def series(self, row: Row) -> tuple[Any, ...]:
         return series_of(row)
@@ -117,38 +113,9 @@ class BenchView(View):
         return which.chart_title(self.document)
 
 
-def _origin(plan: Mapping[str, Any], ranks: int) -> str:
-    match = plan.get("match", "shipped")
-    if match == "here":
-        return "measured on this machine"
-    other = "" if match == "shipped" else f" but with {match}"
-    return f"not measured on this machine{other}" + f" → commlib tune -n {ranks}" * (ranks > 1)
-
-
 def _wrong_text(wrong: int | None) -> str:
     return "N/A" if wrong is None else str(wrong) if wrong < 1e6 else f"{wrong:.0e}"
 
 
 def _speedup(row: Row) -> str:
     return interval_text(row["speedup"])
-
-
-def _faster(rows: Sequence[Row]) -> Iterator[str]:
-    """Name what is faster than the plan's choice by more than noise."""
-    places: dict[tuple[str, str], list[str]] = {}
-    for call in grouped(filter(median_us, measured(rows)), lambda row: (row["size"], row["placement"])):
-        picked = min((row for row in call if row["chosen"]), key=lambda row: bool(row["in_place"]), default=None)
-        if picked is None:
-            continue
-        here = (row for row in call if row["in_place"] == picked["in_place"] and (row["ours"] or steady(row)))
-        best = min(here, key=median_us)
-        if (ratio := median_us(picked) / median_us(best)) > FASTER:
-            of_pair = places.setdefault((best["algorithm"], picked["algorithm"]), [])
-            of_pair.append(f"{ratio:.2f}x at {size_text(picked['size'])}")
-    for (winner, loser), where in places.items():
-        yield f"faster here than the plan's {loser}: {winner}, {', '.join(where)}"
-
-
-def _skipped(rows: Sequence[Row]) -> Iterator[str]:
-    skipped = (row for row in rows if "skipped" in row)
-    yield from {f"skipped {row['algorithm']} {PLACES[row['in_place']]}: {row['skipped']}": row for row in skipped}

@@ -93,14 +93,15 @@ def lines(document: Mapping[str, Any], width: int) -> list[str]:
         by_size = {_nearest(call.ours["size"], asked): call for call in of}
         body.append(" ".join([f"{name:{NAME}.{NAME}}", *(_cell(by_size.get(size)) for size in sizes)]).rstrip())
     what = "# us per call by the plan, then how many times as long the best other takes (~ noisy)"
-    return ["#", *fold([what], width), *body, *fold([*_others(document), *bounds(document)], width)]
+    return ["#", *fold([what], width), *body, *fold([*others(document), *bounds(document)], width)]
 
 
 def _cell(call: Call | None) -> str:
     return f"{fitted(median_us(call.ours), 7)} {call.ratio:<6}".rjust(CELL) if call else " " * CELL
 
 
-def _others(document: Mapping[str, Any]) -> Iterator[str]:
+def others(document: Mapping[str, Any]) -> Iterator[str]:
+    """Name the other libraries, and the calls that they make faster by more than noise."""
     pairs = [(call.ours, call.best) for of in calls(document) for call in of if call.best]
     ratios = [(median_us(ours) / median_us(best), ours, best) for ours, best in pairs]
     won = [

@@ -54,12 +54,21 @@ _backend = click.option("--backend", default="auto", help="Backend whose plan to
 def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
     """Print the rules of PLAN, or of the plan that `init()` would take here; of a faulty file, its first mistake.
 
-    The document of --json has the ranges for -n ranks, and how well the plan fits this machine.
+    The document of --json has the rules for -n ranks, and how well the plan fits this machine.
     """
     shown, result = read_plan(plan, backend, ranks), Result(**where)
-    document = _document(shown, ranks)
+    rules = [rule.document() for rule in shown.rules_of(ranks)]
+    head = {
+        "schema": "commlib.plan.shown",
+        "version": 4,
+        "source": shown.source,
+        "digest": shown.digest,
+        "ranks": ranks,
+    }
+    fit = {**asdict(shown.fit), "description": shown.fit.description}
     result.say(str(shown))
-    result.finish(document, document["rows"])
+    rows = [{"op": rule["op"], **entry} for rule in rules for entry in rule["ranges"]]
+    result.finish({**head, "fit": fit, "pinned": dict(shown.pinned), "rules": rules}, rows)
 
 
 @click.command()
@@ -114,32 +123,6 @@ def explain(op: str, sizes: tuple[int, ...], placement: str, plan: str | None, b
     head = {"schema": "commlib.plan.explained", "version": 2, "op": op, "type": element, "ranks": call["ranks"]}
     facts = {"mode": call["mode"], "digest": chosen.digest, "source": Path(chosen.source).name}
     result.finish({**head, **facts, "rows": rows}, rows)
-
-
-def _document(plan: Plan, world: int) -> dict[str, Any]:
-    """Return the ranges for so many ranks, in the order in which rules decide, and how well the plan fits."""
-    rows = [
-        {
-            **{key: getattr(rule, key) for key in ("op", "dtype", "redop", "placement", "mode")},
-            "above": above,  # bytes; null: from the smallest
-            "up_to": entry.max_bytes,  # including; null: without end
-            "choice": entry.choice,
-            **{key: getattr(entry, key) for key in ("gain", "runner_up")},
-            "rule": f"rules[{rule.number}]",
-        }
-        for rule in plan.rules_of(world)
-        for above, entry in rule.spans()
-    ]
-    return {
-        "schema": "commlib.plan.shown",
-        "version": 3,
-        "source": plan.source,
-        "digest": plan.digest,
-        "ranks": world,
-        "fit": {**asdict(plan.fit), "description": plan.fit.description},
-        "pinned": dict(plan.pinned),  # collective: the algorithm that the environment pins it to
-        "rows": rows,
-    }
 
 
 def read_plan(plan: str | None, backend: str, world: int) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,8 @@ from commlib.tools.report.files import read_json
 Row = dict[str, Any]  # a row of a document: its schema says what is in it
 # The variables that change a figure: named families only, as the rest of the environment holds secrets.
 FAMILIES = ("NCCL_", "CUDA_", "TORCH_NCCL_", "OMP_", "COMMLIB_")
-SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED")
-HOSTS = frozenset({"NCCL_COMM_ID", "CUDA_MPS_CLIENT_HOST"})
-PLACE = re.compile(r"[/\\~@]|\b\d+(\.\d+){3}\b")  # a path, a user at a host, or an address
-HIDDEN = "(set)"
+# In NAME=VALUE: what may be a secret, a path, a user at a host, or an address.
+PRIVATE = re.compile(r"^\w*(KEY|TOKEN|SECRET|PASS|CRED|COMM_ID|HOST|PLAN|LIBRARY|DIR)|[/\\~@]|\b\d+(\.\d+){3}\b")
 
 
 @dataclass(frozen=True)
@@ -32,24 +30,8 @@ class Document:
     created: str  # ISO 8601, UTC
     complete: bool
     ended: str | None  # why the run is not complete
-    fingerprint: Fingerprint
+    fingerprint: dict[str, Any]  # the machine and its software: cpu, cores, gpu, gpus, kernel, torch, commlib …
     environment: dict[str, Any]  # the variables that may change a figure, never all
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """The machine and its software."""
-
-    cpu: str
-    cores: int | None
-    machine: str
-    kernel: str
-    python: str
-    torch: str
-    commlib: str
-    settings: dict[str, Any]
-    gpu: str | None = None
-    gpus: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,14 +67,10 @@ def required(field: Field[Any]) -> bool:
     return field.default is MISSING
 
 
-def to_json(value: Any) -> Any:
-    """Return what JSON has of a dataclass; a field with a default is left out where it is None."""
-    if is_dataclass(value):
-        parts = ((field, to_json(getattr(value, field.name))) for field in fields(value))
-        return {field.name: part for field, part in parts if part is not None or required(field)}
-    if isinstance(value, Mapping):
-        return {key: to_json(part) for key, part in value.items()}
-    return [to_json(part) for part in value] if isinstance(value, list | tuple) else value
+def to_json(row: Any) -> Row:
+    """Return what JSON has of a row's dataclass; a field with a default is left out where it is None."""
+    parts = ((field, getattr(row, field.name)) for field in fields(row))
+    return {field.name: part for field, part in parts if part is not None or required(field)}
 
 
 class Report:
@@ -151,12 +129,11 @@ def _nested(cells: Mapping[str, Any]) -> Row:
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings of these families; of paths and addresses only that they are set, of secrets nothing."""
+    """Return the settings of these families, but for what may be private."""
     variables = os.environ if variables is None else variables
     ours = {variable.name for variable in env.VARIABLES if variable.internal}
-    paths = {variable.name for variable in (env.PLAN, env.LIBRARY, env.CACHE_DIR)}
     return {
-        name: HIDDEN if name in paths or name in HOSTS or PLACE.search(value) else value
+        name: value
         for name, value in sorted(variables.items())
-        if name.startswith(FAMILIES) and name not in ours and not any(part in name for part in SECRETS)
+        if name.startswith(FAMILIES) and name not in ours and not PRIVATE.search(f"{name}={value}")
     }

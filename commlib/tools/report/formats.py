@@ -7,7 +7,6 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from commlib.tools.report.table import Column
@@ -65,18 +64,3 @@ def escaped(text: str, marks: str = r"[\\`*<#]|\]\(") -> str:
 
 def _cells(cells: Sequence[str]) -> str:
     return f"| {' | '.join(escaped(' '.join(cell.split()), CELL) for cell in cells)} |"
-
-
-def rows_text(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], form: str) -> str:
-    if form == "csv":
-        return csv_text(rows)
-    if form == "md":
-        cells = [{name: " ".join(str(value).split()) for name, value in flat(row)} for row in rows]
-        names = dict.fromkeys(name for row in cells for name in row)
-        columns = [Column(name, partial(_cell, name), left=True) for name in names]
-        return "\n".join(markdown_table(columns, cells))
-    return json_text(document)
-
-
-def _cell(name: str, cells: Mapping[str, str]) -> str:
-    return cells.get(name, "")

@@ -237,8 +237,3 @@ def _first(good: torch.Tensor, out: torch.Tensor, expected: torch.Tensor) -> str
     at = int(bad[0])
     got, want = out[at].item(), expected[at].item()
     return f"wrong: {len(bad)} of {counted(len(good), 'element')}, the first at {at}: {got}, expected {want}"
-
-
-def agree(verdicts: Sequence[Verdict]) -> bool:
-    """Whether all ranks produced the same bits: what all_reduce promises."""
-    return len({verdict.checksum for verdict in verdicts}) == 1

@@ -81,11 +81,6 @@ class Attention(Case):
         cache = 2 * sum(self.lengths()) * self.kv_heads * self.dim * self.cache_dtype.itemsize
         return cache + 2 * self.n * self.heads * self.dim * self.dtype.itemsize
 
-    @property
-    def flops(self) -> int:
-        """Operations of both products."""
-        return 4 * self.heads * self.dim * sum(self.lengths())
-
     def lengths(self) -> list[int]:
         """Return the length of each request; the mean of ragged ones is about the case's."""
         if not self.ragged:

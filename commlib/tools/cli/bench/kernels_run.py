@@ -24,6 +24,8 @@ def main(name: str, options: Options, command: str) -> int:
     """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
     on_gpu = torch.cuda.is_available() and name != "radix"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    if not on_gpu:
+        torch.set_num_threads(1)  # as ours has: several stall where cores are few
     check_files(options["output"], None)
     cases = read_cases(name, device.type, options)
     files = {path.stem: python_file(path, "candidates").candidates for path in options.get("peer", ())}
@@ -34,10 +36,8 @@ def main(name: str, options: Options, command: str) -> int:
         output.open(report, len(cases))
         for done, each in enumerate(cases):
             output.show(done, str(each))
-            output.rows(report.add(each, *measure_case(each, device, files, report.config.seconds / len(cases))))
+            output.rows(report.add(each, *measure_case(each, device, files, options["seconds"] / len(cases))))
 
-    if not on_gpu:
-        torch.set_num_threads(1)  # as ours has: several stall where cores are few
     code = until_it_ends(measure, output.finish)
     return code or int(report.failed)
 
