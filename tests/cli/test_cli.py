@@ -248,7 +248,7 @@ REFUSED = {
         ("-g 4", "no option -g; a rank for each GPU: -n 8"),
         ("--ngpus=8", "a rank for each GPU: -n 8"),
         ("-o max", "-o is the file to write here; the reduction is --redop max"),
-        ("--symmetric", "--symmetric is of --phases"),
+        ("-c 0", "no option -c; values are always compared, unless --no-check is there"),
         ("--nobody", "no option --nobody; see"),
         ("--formt json", "no option --formt; did you mean --format? see"),
         ("allreduce", "; did you mean all_reduce?"),
@@ -272,7 +272,6 @@ REFUSED = {
     ],
     "bench attention": [
         ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
-        ("--dtype int32", "attention is measured for bfloat16, float16, float32, not int32"),
         ("--length 1G", "above 16777216"),
     ],
     "bench --phases": [

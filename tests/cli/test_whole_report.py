@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from commlib.tools.cli import main
 from commlib.tools.cli.report import command, pages
-from commlib.tools.cli.report.command import is_done, report, why_failed
-from commlib.tools.cli.report.steps import SCOPES, STEPS, Settings
+from commlib.tools.cli.report.command import SCOPES, STEPS, Settings, is_done, report, why_failed
 from commlib.tools.report.formats import json_text
 from tests.cli.bench_documents import document, times
 from tests.cli.calls import Run, interrupted

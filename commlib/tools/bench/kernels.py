@@ -12,8 +12,7 @@ import torch
 
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
 from commlib.tools.report.document import Document, Kind, Report, Row
-from commlib.tools.report.figures import fitted, interval_text, percent_text
-from commlib.tools.report.measured import percentiles_us, ratio_of
+from commlib.tools.report.figures import fitted, interval_text, percent_text, percentiles_us, ratio_of
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View, grouped, unfinished
 
@@ -52,7 +51,6 @@ class KernelRow:
     kv_heads: int | None = None
     page_size: int | None = None
     cache: str | None = None  # type of the cache
-    ragged: bool | None = None  # lengths from 1 to twice `length`
     detail: str | None = None  # what else counts for an operation of radix
 
 
@@ -146,7 +144,7 @@ def title(row: Row) -> str:
     """Name the series of a row, such as: store fp8, dim 128, bfloat16, random, cold, CUDA graph."""
     kernel, graph = f"{row['kernel']} {row['variant']}".strip(), "CUDA graph" * (row["mode"] == "graph")
     if row["kernel"] == "attention":
-        parts = ["ragged" * row["ragged"], f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
+        parts = [f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
         parts.append(f"pages of {row['page_size']}")
     elif row["kernel"] == "radix":
         parts = [row["detail"]]

@@ -22,7 +22,7 @@ from commlib.tools.baselines import AUTO, load
 from commlib.tools.bench.job import Job, calls, forms, joined, left_out
 from commlib.tools.bench.result import KIND, Measured, Skipped
 from commlib.tools.report.document import Report, Row, to_json
-from commlib.tools.report.measured import percentiles_us
+from commlib.tools.report.figures import percentiles_us
 from commlib.tools.report.run import UNREAD, Output, until_it_ends
 
 WARMUP_S = 0.3

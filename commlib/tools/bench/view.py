@@ -77,9 +77,12 @@ class BenchView(View):
             Column("time", lambda row: fitted(median_us(row), 6), 6, "(us)"),
             Column("algbw", lambda row: fitted(row["algbw"], 5), 5, "GB/s", spare=8),
             Column("busbw", lambda row: fitted(row["busbw"], 5), 5, "GB/s", spare=1),
-            Column("#wrong", lambda row: _wrong_text(row["wrong"]), 6, spare=3),
+            Column("#wrong", lambda row: "N/A" if row["wrong"] is None else str(row["wrong"]), 6, spare=3),
             *([Column("host", lambda row: fitted(row.get("host_us"), 5), 5, "(us)", spare=6)] * hosts),
-            *([Column("speed-up", _speedup, 16, "x best", spare=4)] * bool(config["peers"])),
+            *(
+                [Column("speed-up", lambda row: interval_text(row["speedup"]), 16, "x best", spare=4)]
+                * bool(config["peers"])
+            ),
         ]
 
     def closing(self) -> list[str]:
@@ -111,11 +114,3 @@ class BenchView(View):
 
     def chart_title(self) -> str:
         return which.chart_title(self.document)
-
-
-def _wrong_text(wrong: int | None) -> str:
-    return "N/A" if wrong is None else str(wrong) if wrong < 1e6 else f"{wrong:.0e}"
-
-
-def _speedup(row: Row) -> str:
-    return interval_text(row["speedup"])

@@ -27,8 +27,7 @@ from commlib.tools.bench.result import (
 from commlib.tools.report.chart import OURS as THICK
 from commlib.tools.report.chart import Line, Panel, look
 from commlib.tools.report.document import Row
-from commlib.tools.report.figures import fitted, ratio_text, size_text
-from commlib.tools.report.measured import ENOUGH, outcome
+from commlib.tools.report.figures import ENOUGH, fitted, outcome, ratio_text, size_text
 from commlib.tools.report.table import fold
 from commlib.tools.report.view import device, grouped
 

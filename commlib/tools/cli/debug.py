@@ -124,14 +124,10 @@ def _slow(records: list[Record], seconds: float) -> Shown:
 def _dump(place: Path, shown: Shown, schema: Mapping[str, Any]) -> None:
     """Write a folder for the job: what was shown, and the record of each rank, as it is and for torch's analyser."""
     data = json_text({**schema, **shown.data, **records_document(shown.job)})
-    try:
-        (place / "flight").mkdir(parents=True, exist_ok=True)
-        for name, text in {"page.txt": click.unstyle(shown.text), "job.json": data}.items():
-            (place / name).write_text(text + "\n", encoding="utf-8")
-        for record in shown.records:
-            (place / f"record.{record.pid}").write_bytes(record.in_use().rstrip(b"\0"))
-        for rank, flight in flights(shown.job).items():
-            (place / "flight" / f"rank_{rank}").write_bytes(flight)
-    except OSError as error:
-        why = error.strerror if error.filename is None else error
-        raise click.ClickException(f"--dump: what is in {place} is not complete: {why}") from None
+    (place / "flight").mkdir(parents=True, exist_ok=True)
+    for name, text in {"page.txt": click.unstyle(shown.text), "job.json": data}.items():
+        (place / name).write_text(text + "\n", encoding="utf-8")
+    for record in shown.records:
+        (place / f"record.{record.pid}").write_bytes(record.in_use().rstrip(b"\0"))
+    for rank, flight in flights(shown.job).items():
+        (place / "flight" / f"rank_{rank}").write_bytes(flight)

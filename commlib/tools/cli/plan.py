@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from commlib.tools.cli.options import (
     read_dtypes,
     result_options,
 )
+from commlib.tools.report.table import fold
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
@@ -105,9 +105,6 @@ def explain(op: str, sizes: tuple[int, ...], placement: str, plan: str | None, b
     element = str(read_dtypes(call["dtype"])[0]).removeprefix("torch.")
     chosen = read_plan(plan, backend, call["ranks"])
     limits, rows = {name: call[name] for name in ("max_sms", "async_op")}, []
-    fold = textwrap.TextWrapper(
-        shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-    )
     for size in sizes:
         for memory in ("plain", "symmetric") if placement == "both" else (placement,):
             query = Query(op, size, element, call["redop"], call["ranks"], memory, call["mode"])
@@ -118,8 +115,8 @@ def explain(op: str, sizes: tuple[int, ...], placement: str, plan: str | None, b
             call_row = {"size": size, "placement": memory, "algorithm": why.algorithm, "params": params, "why": text}
             rows.append(call_row)
             named = ", ".join(f"{name} {value}" for name, value in params.items())
-            for line in [*str(why).splitlines(), *([f"  parameters: {named}"] if params else [])]:
-                result.say(fold.fill(line))
+            lines = [*str(why).splitlines(), *([f"  parameters: {named}"] if params else [])]
+            result.say("\n".join(fold(lines, shutil.get_terminal_size().columns, "    ")))
     head = {"schema": "commlib.plan.explained", "version": 2, "op": op, "type": element, "ranks": call["ranks"]}
     facts = {"mode": call["mode"], "digest": chosen.digest, "source": Path(chosen.source).name}
     result.finish({**head, **facts, "rows": rows}, rows)

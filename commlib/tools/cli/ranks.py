@@ -24,7 +24,7 @@ def command_line(ctx: click.Context) -> str:
     return shlex.join(["commlib", *ctx.meta["words"]])
 
 
-def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Buffers) -> int | None:
+def started(ctx: click.Context, ranks: int | None, buffers: Buffers) -> int | None:
     """Run the command on so many ranks and return the exit code; None on the ranks themselves, and without -n."""
     if ranks is None:
         return None
@@ -46,8 +46,7 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Buffers) 
     cores = len(os.sched_getaffinity(0))
     if ranks > cores:
         click.echo(f"commlib: {ranks} ranks share {counted(cores, 'core')}: timings are unreliable", err=True)
-    spread = "core" if ranks <= cores else "none"
-    return launch(command, ranks, prefix=False, bind=spread if bind == "auto" else bind)
+    return launch(command, ranks, prefix=False, bind="core" if ranks <= cores else "none")
 
 
 def check_ranks(ranks: int, backend: str, buffers: Buffers) -> None:

@@ -13,6 +13,7 @@ OF_OTHERS = {
     "-i": "sizes grow by a factor (-f 2) or are named (--sizes 1M,2M,3M); iterations are --iters 100",
     "-x": "iterations before the clock are -w 5",
     "-m": "calls are not aggregated, each has its own place in line; sizes are -b 8 -e 1M",
+    "-c": "values are always compared, unless --no-check is there",
     "-N": "for how long to measure is --time 60",
     "--op": "the reduction is --redop sum",
     "--datatype": "the element type is -d bf16",

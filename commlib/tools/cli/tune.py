@@ -26,7 +26,6 @@ from commlib.tools.cli.ranks import started
 @click.option("--margin", default=0.05, type=Finite(0, 1), help="Share of time a change must gain.")
 @click.option("--spare", default=0.03, type=Finite(0, 1), help="Share of time spent for fewer SMs of a GPU.")
 @click.option("--backend", default="auto", help="auto, nccl, shm or torch.")
-@click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="With -n.")
 @click.option("--plan", help="Plan to start from.  [default: the one that init() takes here]")
 @click.option("--fresh", is_flag=True, help="Choose as if no plan were in force.")
 @click.option("--dry-run", is_flag=True, help="Measure and print, write nothing.")
@@ -34,7 +33,7 @@ from commlib.tools.cli.ranks import started
 @click.option("-o", "--output", type=FILE, help="Plan file.  [default: this user's plan for this machine]")
 @click.option("--json", is_flag=True, help="Print medians and plan as JSON, and no tables.")
 @click.pass_context
-def tune(ctx: click.Context, /, ranks: int | None, bind: str, source: Path | None, **options: Any) -> None:
+def tune(ctx: click.Context, /, ranks: int | None, source: Path | None, **options: Any) -> None:
     """Measure every algorithm of OP (all collectives without it) and write the plan that init() takes from then on.
 
     Each algorithm must give exactly correct values. The plan in force changes only where it is slower by 5 % and
@@ -56,5 +55,5 @@ def tune(ctx: click.Context, /, ranks: int | None, bind: str, source: Path | Non
         raise click.UsageError(f"--time {order.seconds:g} s is too short; give 5 s for each operation")
     if source is not None:
         ctx.exit(rebuild(source, order))
-    code = started(ctx, ranks, bind, partial(buffer_bytes, order))
+    code = started(ctx, ranks, partial(buffer_bytes, order))
     ctx.exit(main(order) if code is None else code)

@@ -20,6 +20,7 @@ SUFFIXES = (".png", ".svg")
 NEEDS = "drawing needs matplotlib; `pip install matplotlib`"
 WIDTH_IN, HEIGHT_IN, DPI = 5.2, 3.2, 110  # of a panel
 MARGIN_IN = 0.9  # of what is above and below
+SIZE = r' (width|height)="[\d.]+pt"'  # which a page has itself
 INK = "#1a1d21"  # in a page it becomes the colour of its text
 MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 OURS: dict[str, Any] = {"color": INK, "linewidth": 3, "marker": "o", "markersize": 5, "zorder": 4}
@@ -86,11 +87,7 @@ def svg(title: str, rows: Rows) -> str:
     text = io.StringIO()
     _save(rows, title, text, format="svg", transparent=True)
     _, _, element = text.getvalue().partition("<svg")
-    of_page = (
-        r' (width|height)="[\d.]+pt"|<metadata>.*?</metadata>|font-family: [^;]*; '  # the page has a size and a font
-    )
-    element = re.sub(of_page, "", element, flags=re.DOTALL)
-    return f"<svg{element}".replace(INK, "currentColor")
+    return f"<svg{re.sub(SIZE, '', element)}".replace(INK, "currentColor")
 
 
 def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:

@@ -27,25 +27,17 @@ def write(path: Path, text: str) -> None:
 
     What is no regular file (a pipe, /dev/null) is written into: to put a file in its place would take it away.
     """
+    data = f"{text.removesuffix(chr(10))}\n".encode()
+    temporary = path.resolve().with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         if _is_special(path):
-            _fill(path, text, "w")
-        else:
-            _replace(path.resolve(), text)
+            path.write_bytes(data)
+            return
+        with temporary.open("xb") as file:  # a link that somebody put there is not followed
+            file.write(data)
+        temporary.replace(path.resolve())
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _fill(path: Path, text: str, mode: str) -> None:
-    with path.open(mode, encoding="utf-8", newline="") as file:
-        file.write(text.removesuffix("\n") + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        _fill(temporary, text, "x")  # a link that somebody put there is not followed
-        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -16,7 +16,6 @@ from typing import Any
 from commlib.errors import CommError
 from commlib.tools.report.document import Report, Row
 from commlib.tools.report.files import write
-from commlib.tools.report.progress import Progress
 from commlib.tools.report.table import fold
 from commlib.tools.report.view import View, grouped
 
@@ -26,6 +25,34 @@ UNREAD = 141  # as of a program that SIGPIPE ends: nobody reads what it prints
 PAGE = "page"  # the form that says where the rest is
 AFTER_PEER_S = 0.2  # the end of a peer that Ctrl-C reached may be seen before our own Ctrl-C
 STUCK_S = 1.5  # after Ctrl-C a rank that has not come out of a call waits in another library, maybe for ever
+CLEAR = "\r\033[K"
+
+
+class Progress:
+    """One line on stderr, if that is a terminal: drawn over itself, and taken away before anything is printed."""
+
+    def __init__(self, total: int, width: int, speaks: bool = True) -> None:
+        self.total, self.width = total, width
+        self._started = time.monotonic()
+        self._speaks = speaks and sys.stderr.isatty()
+
+    def show(self, done: int, what: str) -> None:
+        spent_s = time.monotonic() - self._started
+        left = f", {_clock(spent_s / done * (self.total - done))} left" if done else ""
+        self._draw(f"{done}/{self.total} {_clock(spent_s)}{left}  {what}"[: self.width - 1])
+
+    def clear(self) -> None:
+        self._draw("")
+
+    def _draw(self, text: str) -> None:
+        if self._speaks:
+            sys.stderr.write(CLEAR + text)
+            sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 class Output:

@@ -10,13 +10,11 @@ from shlex import join
 from typing import Any
 
 from commlib.counts import counted
-from commlib.errors import Unsupported
 from commlib.tools.bench import which
 from commlib.tools.bench.result import KIND
 from commlib.tools.cli.doctor.checks import home_as_tilde
 from commlib.tools.cli.doctor.command import JOBS
-from commlib.tools.cli.report.command import command_line, document_of, why_failed
-from commlib.tools.cli.report.steps import STEPS, Settings
+from commlib.tools.cli.report.command import STEPS, Settings, command_line, document_of, why_failed
 from commlib.tools.report import chart
 from commlib.tools.report.files import write
 from commlib.tools.report.formats import escaped
@@ -64,10 +62,8 @@ def write_pages(folder: Path, settings: Settings) -> list[tuple[str, str]]:
 
 
 def html(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    try:
-        from jinja2 import Environment
-    except ImportError:
-        raise Unsupported("pages of HTML need jinja2, which torch installs; `pip install jinja2`") from None
+    from jinja2 import Environment  # which torch installs
+
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = (resources.files("commlib.tools.cli.report") / "page.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(template).render(title=title, subtitle=subtitle, sections=sections)
