@@ -116,9 +116,9 @@ def test_the_first_screen_has_a_chart_who_is_the_fastest_and_what_is_wrong_then_
     (folder / "index.log").write_text("why\n", encoding="utf-8")
     texts = pages.write_pages(folder, HERE)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    order = [page.index(part) for part in ("<svg", "2 ranks on A", "<pre", 'id="collectives"')]
+    order = [page.index(part) for part in ("<svg", "2 ranks on shm, A CPU", "<pre", 'id="collectives"')]
     assert order == sorted(order) and page.index('id="environment"') > order[-1]
-    assert texts[0][1].startswith("Collectives: commlib is the fastest in 14 of 16 calls, mpich in 2")
+    assert texts[0][1].startswith("Collectives others: torch, mpich; faster than ours: ")
     text = " ".join(line for look, line in texts if look)
     for part in ("Step index failed: why", "mpi (broken)", "plan, correctness.", "not complete: interrupted"):
         assert part in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any, Literal
@@ -163,14 +163,11 @@ def _figure(name: str, key: str, unit: str = "(us)", width: int = 7, spare: int 
     return Column(name, read, width, unit, spare=spare)
 
 
-BOUNDS: Mapping[str, Sequence[str]] = {
-    "radix": ["rate: of one of the two prompts that are compared"],
-    "rows": ["rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"],
-    "attention": [
-        "bound: 100 is a read of K and V, measured in the same case",
-        "error: largest, as a share of the largest value in float32; who reads no pages has a dense copy, not timed",
-    ],
+BOUNDS = {
+    "radix": "rate: of one of the two prompts that are compared",
+    "attention": "bound: 100 is a read of K and V; error: largest, as a share of the largest value in float32",
 }
+COPY = "rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"
 
 
 class KernelView(View):
@@ -182,7 +179,7 @@ class KernelView(View):
         return [
             Column("batch" if attention else "n", lambda row: str(row["n"]), 6),
             *([Column("tokens", lambda row: str(row["length"]), 6)] * attention),
-            Column("candidate", _label, 18, left=True),
+            Column("candidate", lambda row: row["candidate"] + "*" * (row["role"] == OURS), 18, left=True),
             _figure("time", "time_us"),
             _figure("rate", "gbps", "GB/s", spare=5),
             *([Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)")] * (config["kernel"] != "radix")),
@@ -201,7 +198,7 @@ class KernelView(View):
             f"torch {machine['torch']}, {cuda}Python {machine['python']}, Linux {machine['kernel']}",
             f"cases: {config['cases']}, measured for about {config['seconds']:g} s; values are compared",
             *(GPU_TIMES if on_gpu else ["time: calls back to back, median of interleaved blocks"]),
-            *BOUNDS.get(config["kernel"], BOUNDS["rows"]),
+            BOUNDS.get(config["kernel"], COPY),
             "ratio: the time over ours, and of the middle four fifths of blocks; the line of ours has the best peer's",
         ]
         return [f"# {line}" for line in lines]
@@ -226,10 +223,6 @@ GPU_TIMES = (
     "time: a call in a replayed CUDA graph, median of interleaved replays; host, wall: eager calls back to back",
     "cold: sets in rotation exceed the cache; where they do not, it is emptied before each replay",
 )
-
-
-def _label(row: Row) -> str:
-    return str(row["candidate"]) + ("*" if row["role"] == OURS else "")
 
 
 def _error(row: Row) -> str:

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Finite(click.FloatRange):
-    """A range of numbers, without the two that Python also reads: nan, which no bound refuses, and inf."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number", param, ctx)
-
-
 class Seconds(click.ParamType):  # type: ignore[type-arg]  # click has one since 8.5
     """A time above 0, in one grammar for all commands: 5 and 5s are seconds; 500ms, 2m, 1h."""
 

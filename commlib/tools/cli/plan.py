@@ -97,7 +97,6 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 def explain(op: str, sizes: tuple[int, ...], placement: str, plan: str | None, backend: str, **call: Any) -> None:
     """Say which algorithm a call of OP gets, with which parameters, and why."""
     from commlib.collectives import COLLECTIVES, REDOPS
-    from commlib.plan.rules import Query
 
     result = Result(call.pop("as_json"), call.pop("output"))
     known_name(op, COLLECTIVES, "collective")
@@ -107,8 +106,8 @@ def explain(op: str, sizes: tuple[int, ...], placement: str, plan: str | None, b
     limits, rows = {name: call[name] for name in ("max_sms", "async_op")}, []
     for size in sizes:
         for memory in ("plain", "symmetric") if placement == "both" else (placement,):
-            query = Query(op, size, element, call["redop"], call["ranks"], memory, call["mode"])
-            why = chosen.explain(**asdict(query), **limits)
+            how = {"world": call["ranks"], "placement": memory, "mode": call["mode"], **limits}
+            why = chosen.explain(op, size, element, call["redop"], **how)
             known = {param.name: param.default for param in COLLECTIVES[op].algorithm(why.algorithm).params}
             params = {**known, **why.params}
             text = str(replace(why, source=Path(why.source).name))

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from commlib.counts import counted
-from commlib.tools.cli.options import FILE, Finite, Seconds, read_bytes, read_dtypes, read_names
+from commlib.tools.cli.options import FILE, Seconds, read_bytes, read_dtypes, read_names
 from commlib.tools.cli.ranks import started
 
 
@@ -23,8 +23,8 @@ from commlib.tools.cli.ranks import started
 @click.option("--mode", "modes", default="all", help="eager, graph or all.  [default: all on GPUs]")
 @click.option("--algorithms", default="all", help="all, or names: a,b.")
 @click.option("--time", "seconds", type=Seconds(), help="Total: 90, 60s or 5m.  [default: 60s per operation]")
-@click.option("--margin", default=0.05, type=Finite(0, 1), help="Share of time a change must gain.")
-@click.option("--spare", default=0.03, type=Finite(0, 1), help="Share of time spent for fewer SMs of a GPU.")
+@click.option("--margin", default=0.05, type=click.FloatRange(0, 1), help="Share of time a change must gain.")
+@click.option("--spare", default=0.03, type=click.FloatRange(0, 1), help="Share of time spent for fewer SMs of a GPU.")
 @click.option("--backend", default="auto", help="auto, nccl, shm or torch.")
 @click.option("--plan", help="Plan to start from.  [default: the one that init() takes here]")
 @click.option("--fresh", is_flag=True, help="Choose as if no plan were in force.")

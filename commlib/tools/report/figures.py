@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from commlib.tools.timing import Measurement
 
 MIN_BLOCKS = 3  # of fewer, no interval can be had
-ENOUGH = 1.05  # times as fast: less is level
 _BINARY = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
@@ -66,12 +65,3 @@ def ratio_of(above_us: Mapping[str, float], below_us: Mapping[str, float]) -> di
     """Return how many times as long `above` takes: of medians, and of the middle four fifths of blocks."""
     ends = {"ratio": ("p50", "p50"), "low": ("p10", "p90"), "high": ("p90", "p10")}
     return {name: round(above_us[above] / below_us[below], 4) for name, (above, below) in ends.items()}
-
-
-def outcome(versus: Mapping[str, float] | None) -> str:
-    """Say whether ours is faster, slower or level, by how many times as long the other takes and its interval."""
-    if versus is None:
-        return ""
-    if versus["low"] > 1 and versus["ratio"] >= ENOUGH:
-        return "faster"
-    return "slower" if versus["high"] < 1 and versus["ratio"] <= 1 / ENOUGH else "level"

@@ -21,7 +21,6 @@ from commlib.tools.report.view import View, grouped
 
 INTERRUPTED_TEXT = "interrupted"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each asks a run to report what it has
-UNREAD = 141  # as of a program that SIGPIPE ends: nobody reads what it prints
 PAGE = "page"  # the form that says where the rest is
 AFTER_PEER_S = 0.2  # the end of a peer that Ctrl-C reached may be seen before our own Ctrl-C
 STUCK_S = 1.5  # after Ctrl-C a rank that has not come out of a call waits in another library, maybe for ever
@@ -67,14 +66,8 @@ class Output:
         speaks: bool = True,
     ) -> None:
         self.view, self.form, self.path, self.picture, self.speaks = view, form, path, picture, speaks
-        self.unread = False  # the reader of stdout has gone
         self._report: Report | None = None
         self._series: Any = None  # the one that has its head
-
-    @property
-    def wanted(self) -> bool:
-        """Say whether there is somebody to measure for: a reader of stdout, or one of a file."""
-        return not self.unread or self.path is not None or self.picture is not None
 
     def open(self, report: Report, parts: int) -> None:
         self._report = report
@@ -82,10 +75,9 @@ class Output:
         self._progress = Progress(parts, self._shown.width, self.speaks)
         self.say(fold(self._shown.opening(), self._shown.width), ("table", PAGE))
 
-    def show(self, done: int, what: str) -> bool:
-        """Say to a person how far the run is; return whether there is still somebody to measure for."""
+    def show(self, done: int, what: str) -> None:
+        """Say to a person how far the run is."""
         self._progress.show(done, what)
-        return self.wanted
 
     def rows(self, rows: Sequence[Row]) -> None:
         view = self._shown
@@ -95,10 +87,11 @@ class Output:
             self._series = series
 
     def say(self, lines: Sequence[str], forms: Sequence[str] = ("table",)) -> None:
-        """Print lines of these forms, unless another one is asked for."""
+        """Print lines of these forms, unless another one is asked for; without a reader and a file a run ends."""
         if self.speaks and self.form in forms:
             self._progress.clear()
-            self._print(lines)
+            if not printed(lines) and self.path is None and self.picture is None:
+                raise KeyboardInterrupt(signal.SIGPIPE)
 
     def finish(self, ended: str) -> None:
         """Write the files, and print what stands below the rows, or the whole in another form."""
@@ -114,9 +107,9 @@ class Output:
         forms = [self.form, *self._write(view)]
         if self.form == PAGE:
             written = [f"# {path}" for path in (self.path, self.picture) if path]
-            self._print([*view.page_rest(), *(written or ["# every row: --format table; -o FILE.json keeps them"])])
+            printed([*view.page_rest(), *(written or ["# every row: --format table; -o FILE.json keeps them"])])
         else:
-            self._print(view.ending() if self.form == "table" else [view.render(self.form)])
+            printed(view.ending() if self.form == "table" else [view.render(self.form)])
         if ended and "csv" in forms:  # has no place to say it
             self._warn(f"{ended}: not complete")
 
@@ -136,9 +129,6 @@ class Output:
     def _warn(self, text: str) -> None:
         if self.speaks:
             sys.stderr.write(f"commlib: {text}\n")
-
-    def _print(self, lines: Sequence[str]) -> None:
-        self.unread |= not printed(lines)
 
 
 def printed(lines: Sequence[str]) -> bool:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 TYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPES)
-FLOATS = tuple(dtype for dtype in TYPES if dtype.is_floating_point)
-INTEGERS = tuple(dtype for dtype in TYPES if dtype != torch.bool and not (dtype.is_floating_point or dtype.is_complex))
 POISON = 0x5A
 BLOCK_COUNT = 2048  # up to here a count is of one block
 

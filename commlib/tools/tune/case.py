@@ -185,6 +185,6 @@ def read_samples(path: Path) -> tuple[dict[str, Any], dict[int, dict[Case, Sampl
             by_world.setdefault(int(ranks.removesuffix(" ranks")), {})[Case.read(case)] = Samples.read(of_case)
     except OSError as error:
         raise ValueError(f"cannot read samples {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AssertionError, AttributeError, IndexError):
+    except (ValueError, KeyError, AssertionError):
         raise ValueError(f"{path} is no file of samples, version {VERSION}; give one next to a plan") from None
     return document, by_world

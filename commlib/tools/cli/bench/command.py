@@ -14,7 +14,7 @@ from commlib.tools.baselines.kernels import KERNELS
 from commlib.tools.bench.result import KIND, only
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
-from commlib.tools.cli.options import EXISTING, FILE, Finite, Seconds, grouped_options, read_bytes, write_groups
+from commlib.tools.cli.options import EXISTING, FILE, Seconds, grouped_options, read_bytes, write_groups
 from commlib.tools.cli.ranks import command_line, started
 from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
@@ -74,7 +74,11 @@ first, what, long, others, output = map(
     grouped_options, (FIRST_PAGE, "What to measure", "How long, and on which ranks", "Next to whom", "Output")
 )
 BACKENDS = click.Choice(["auto", "nccl", "shm", "torch"])
-PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=True), click.Choice(BenchView.forms)
+PLACES, FACTOR, FORMS = (
+    click.Choice(["both", "in", "out"]),
+    click.FloatRange(1, min_open=True),
+    click.Choice(BenchView.forms),
+)
 
 
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")

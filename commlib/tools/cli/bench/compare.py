@@ -11,7 +11,6 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.bench.result import KIND, label, measured, median_us, series_of, steady, title
-from commlib.tools.cli.options import Finite
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, size_text
 from commlib.tools.report.table import Column
@@ -39,7 +38,9 @@ Document = dict[str, Any]
 @click.command()
 @click.argument("before", metavar="A", type=click.Path(path_type=Path))
 @click.argument("after", metavar="B", type=click.Path(path_type=Path))
-@click.option("--threshold", default=5.0, type=Finite(0), help="Smaller differences do not count; in percent.")
+@click.option(
+    "--threshold", default=5.0, type=click.FloatRange(0), help="Smaller differences do not count; in percent."
+)
 @click.option("--format", "form", type=click.Choice(["table", "md", "json"]), default="table")
 @click.option("--json", "form", flag_value="json", help="Print the document of the comparison.")
 @click.pass_context

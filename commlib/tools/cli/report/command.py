@@ -19,6 +19,7 @@ import click
 
 from commlib.tools.cli.options import read_names
 from commlib.tools.cli.ranks import command_line as typed
+from commlib.tools.cli.run import default_ranks
 from commlib.tools.report.run import first_signal_interrupts
 
 COLOURS = {"done": "green", "failed": "red", "interrupted": "yellow"}
@@ -89,14 +90,12 @@ def report(ctx: click.Context, /, output: Path, only: str | None, scope: str | N
     Each step is a command of commlib, whose JSON document stays in the folder. Ctrl-C keeps what is done, and the same
     command goes on from there. A step that fails does not stop the others: the report names it, and the exit code is 1.
     """
-    import torch
-
     from commlib import backends
     from commlib.tools.cli.report.pages import BAD, write_pages
 
     wanted = STEPS if only is None else read_names(only, STEPS, "step")
     output.mkdir(parents=True, exist_ok=True)
-    ranks = ranks or max(torch.cuda.device_count() if torch.cuda.is_available() else 0, 2)
+    ranks = ranks or default_ranks()
     settings = Settings(scope or "usual", ranks, backends.here(ranks) == "nccl")
     interrupted = measure(output, settings, [name for name in STEPS if name in wanted and not is_done(output, name)])
     texts = write_pages(output, settings)

@@ -95,7 +95,7 @@ def _collectives(document: dict[str, Any], section: Section) -> Section:
 
 def _results(documents: Documents) -> Texts:
     if bench := documents.get("collectives"):
-        yield "", f"Collectives: {which.verdict([call for of in which.calls(bench) for call in of])}"
+        yield from (("", f"Collectives{line.removeprefix('#')}.") for line in which.others(bench))
     if rows := documents.get("correctness", {}).get("rows"):
         right = sum(not row["wrong"] for row in rows)
         text = f"{right} of {counted(len(rows), 'algorithm')} give right values on {counted(rows[0]['ranks'], 'rank')}."
@@ -107,8 +107,7 @@ def _results(documents: Documents) -> Texts:
         yield GOOD if doctor["runs"] else BAD, f"commlib.init() {state} here: {JOBS[doctor['job']]}."
     if plan := documents.get("plan"):
         fit = plan["fit"]
-        pinned = "".join(f" The environment pins {op} to {name}." for op, name in plan["pinned"].items())
-        text = f"init() takes {home_as_tilde(plan['source'])} (plan {plan['digest']}): {fit['description']}.{pinned}"
+        text = f"init() takes {home_as_tilde(plan['source'])} (plan {plan['digest']}): {fit['description']}."
         yield "" if fit["total"] and not fit["differences"] else WARN, text
 
 
