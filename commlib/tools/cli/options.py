@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,8 +60,6 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
-
-
 Command = Callable[..., Any]
 
 
@@ -96,8 +94,8 @@ def write_groups(
                 formatter.write_dl(records)
 
 
-def ranks_option(default: int | None, text: str, low: int = 1) -> Callable[[F], F]:
-    return click.option("-n", "--ranks", type=click.IntRange(low), default=default, help=text)
+def ranks_option(default: int | None, text: str) -> Callable[[F], F]:
+    return click.option("-n", "--ranks", type=click.IntRange(1), default=default, help=text)
 
 
 @dataclass
@@ -106,9 +104,7 @@ class Result:
 
     as_json: bool = False
     output: Path | None = None
-
-    def __post_init__(self) -> None:
-        self._lines: list[str] = []
+    _lines: list[str] = field(default_factory=list, init=False)
 
     def say(self, text: str) -> None:
         self._lines.append(text)

@@ -16,8 +16,6 @@ from commlib.tools.cli.ranks import check_ranks, command_line
 from commlib.tools.report.document import Document, Kind, Report, Row
 
 BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective
-
-
 KIND = Kind("commlib.test", 1, "commlib test --json", of=Document)
 
 

@@ -55,7 +55,8 @@ def _breadth(columns: Sequence[Column]) -> int:
 
 
 def fold(lines: Iterable[str], width: int, indent: str = "#   ") -> list[str]:
-    """Break lines that are wider than the terminal; what is broken off is indented."""
-    room = max(width, MIN_COLUMNS)
-    pieces = (textwrap.wrap(line, room, subsequent_indent=indent, break_on_hyphens=False) for line in lines)
-    return [piece for of_line in pieces for piece in of_line]
+    """Break lines that are wider than the terminal, but no path; what is broken off is indented."""
+    wrapper = textwrap.TextWrapper(
+        max(width, MIN_COLUMNS), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [piece for line in lines for piece in wrapper.wrap(line)]
