@@ -118,7 +118,7 @@ def test_the_first_screen_has_a_chart_who_is_the_fastest_and_what_is_wrong_then_
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     order = [page.index(part) for part in ("<svg", "2 ranks on shm, A CPU", "<pre", 'id="collectives"')]
     assert order == sorted(order) and page.index('id="environment"') > order[-1]
-    assert texts[0][1].startswith("Collectives others: torch, mpich; faster than ours: ")
+    assert texts[0][1].startswith("Collectives next to torch, mpich; faster than ours: ")
     text = " ".join(line for look, line in texts if look)
     for part in ("Step index failed: why", "mpi (broken)", "plan, correctness.", "not complete: interrupted"):
         assert part in text

@@ -95,7 +95,7 @@ def _collectives(document: dict[str, Any], section: Section) -> Section:
 
 def _results(documents: Documents) -> Texts:
     if bench := documents.get("collectives"):
-        yield from (("", f"Collectives{line.removeprefix('#')}.") for line in which.others(bench))
+        yield from (("", f"Collectives next to {line.removeprefix('# others: ')}.") for line in which.others(bench))
     if rows := documents.get("correctness", {}).get("rows"):
         right = sum(not row["wrong"] for row in rows)
         text = f"{right} of {counted(len(rows), 'algorithm')} give right values on {counted(rows[0]['ranks'], 'rank')}."
