@@ -21,6 +21,7 @@ from commlib.tools import timing
 from commlib.tools.baselines import AUTO, load
 from commlib.tools.bench.job import Job, calls, forms, joined, left_out
 from commlib.tools.bench.result import KIND, Measured, Skipped
+from commlib.tools.launch import UNREAD
 from commlib.tools.report.document import Report, Row, to_json
 from commlib.tools.report.figures import percentiles_us
 from commlib.tools.report.run import Output, until_it_ends
@@ -38,7 +39,7 @@ def main(job: Job, output: Output, command: str) -> int:
         if code:
             return code  # nobody may come to end what the ranks share
         bench.close()
-        return int(bench.wrong > 0)
+        return UNREAD if output.unread else int(bench.wrong > 0)
 
 
 def _measure(bench: Bench, output: Output) -> None:
@@ -91,15 +92,17 @@ class Bench(Report):
         bounds = {"count": self.wrong, "okay": not self.wrong}
         return {"config": config, "plan": plan, "out_of_bounds": bounds, **super().content()}
 
-    def run(self, show: Callable[[int, str], None]) -> Iterator[list[Row]]:
-        """Yield each call's rows as soon as they are there; `show` is called with how many are done, and the next."""
+    def run(self, show: Callable[[int, str], bool]) -> Iterator[list[Row]]:
+        """Yield each call's rows as long as `show(how many are done, the next one)` wants more on rank 0."""
         deadline = time.monotonic() + self.job.seconds
         slow_s = min(self.job.protocol.slow_s, max(SLOW_S, self.job.seconds / len(self.calls)))
         for first in self.calls[:1]:  # a processor that slept, and memory nobody has touched, are in no figure
             list(self._measure(*first, replace(self.job.protocol, budget_s=WARMUP_S, check=False)))
         for done, (collective, call) in enumerate(self.calls):
-            show(done, f"{collective.name} {counted(collective.num_bytes(call), 'byte')}")
-            left_s = self.comm.broadcast_object(deadline - time.monotonic(), 0)
+            wanted = show(done, f"{collective.name} {counted(collective.num_bytes(call), 'byte')}")
+            left_s, wanted = self.comm.broadcast_object((deadline - time.monotonic(), wanted), 0)
+            if not wanted:
+                return
             share_s = max(left_s, 0.0) / (len(self.calls) - done)
             rows = list(self._measure(collective, call, replace(self.job.protocol, budget_s=share_s, slow_s=slow_s)))
             self.rows += rows

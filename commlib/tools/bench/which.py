@@ -30,8 +30,6 @@ from commlib.tools.report.view import grouped
 
 NAME, CELL = 20, 14  # characters of a collective, and of a time with the ratio behind it
 SIZES, NAMED = 6, 6  # of the page of text at most: columns, and calls that others win
-
-
 Pair = tuple[Row, Row | None]  # what commlib's choice takes at one size, and the fastest of the others
 
 

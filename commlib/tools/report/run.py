@@ -66,6 +66,7 @@ class Output:
         speaks: bool = True,
     ) -> None:
         self.view, self.form, self.path, self.picture, self.speaks = view, form, path, picture, speaks
+        self.unread = False  # nobody reads what is printed, and there is no file
         self._report: Report | None = None
         self._series: Any = None  # the one that has its head
 
@@ -75,9 +76,10 @@ class Output:
         self._progress = Progress(parts, self._shown.width, self.speaks)
         self.say(fold(self._shown.opening(), self._shown.width), ("table", PAGE))
 
-    def show(self, done: int, what: str) -> None:
-        """Say to a person how far the run is."""
+    def show(self, done: int, what: str) -> bool:
+        """Say to a person how far the run is; return whether there is still somebody to measure for."""
         self._progress.show(done, what)
+        return not self.unread
 
     def rows(self, rows: Sequence[Row]) -> None:
         view = self._shown
@@ -87,11 +89,10 @@ class Output:
             self._series = series
 
     def say(self, lines: Sequence[str], forms: Sequence[str] = ("table",)) -> None:
-        """Print lines of these forms, unless another one is asked for; without a reader and a file a run ends."""
+        """Print lines of these forms, unless another one is asked for."""
         if self.speaks and self.form in forms:
             self._progress.clear()
-            if not printed(lines) and self.path is None and self.picture is None:
-                raise KeyboardInterrupt(signal.SIGPIPE)
+            self.unread |= not printed(lines) and self.path is None and self.picture is None
 
     def finish(self, ended: str) -> None:
         """Write the files, and print what stands below the rows, or the whole in another form."""
