@@ -164,7 +164,6 @@ def triton(label: str, prepare: Callable[[Any, Any], Run], role: str = PEER) -> 
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """Return torch's name of an element type."""
     return str(dtype).removeprefix("torch.")
 
 
