@@ -6,7 +6,7 @@ ranks=$1 && shift
 bind=$([ "$ranks" -le "$(nproc)" ] && echo core || echo none)
 python=${PYTHON:-.venv/bin/python}
 export OMP_NUM_THREADS=1
-bench=("$python" -m commlib bench --peers mpi,torch --baseline mpi --algorithms auto -f 2 --time 120 "$@")
+bench=("$python" -m commlib bench --peers mpi,torch --algorithms auto -f 2 --time 120 "$@")
 output() { [ -z "${OUT:-}" ] || echo "-o $OUT-$1.json"; }
 
 "$(dirname "$python")/mpirun" -bind-to "$bind" -n "$ranks" "${bench[@]}" $(output mpich)

@@ -17,9 +17,10 @@ import results
 
 from commlib import env
 from commlib.tools.cli import COMMANDS, main
-from commlib.tools.report.schema import NAMES, required
+from commlib.tools.report.document import required
 
 HERE = Path(__file__).parent
+NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 WIDTH = 100
 
 

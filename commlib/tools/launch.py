@@ -42,10 +42,6 @@ def launch(
     stderr: BinaryIO | None = None,
 ) -> int:
     """Run `command` on n ranks and return the exit code of the first that failed, 128 + signal if killed."""
-    if n < 1:
-        raise ValueError(f"a job needs at least 1 rank; got {n}")
-    if bind not in ("none", "core"):
-        raise ValueError(f"bind must be 'none' or 'core'; got {bind!r}")
     sys.stdout.flush()
     out, err = _Sink(stdout or sys.stdout.buffer), _Sink(stderr or sys.stderr.buffer)
     sinks = (out, out if os.path.sameopenfile(out.fd, err.fd) else err)  # so that `2>&1` does not mix their lines

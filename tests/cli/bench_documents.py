@@ -20,7 +20,7 @@ PROTOCOL = {"block_us": 200.0, "blocks": [5, 41], "iterations": None, "warmup": 
 RULES = {"plain": "rules[0][{}]", "symmetric": "rules[3][{}]"}
 
 
-def document(*ops: str, sizes: Any = SIZES, baseline: str | None = "torch", **changes: Any) -> dict[str, Any]:
+def document(*ops: str, sizes: Any = SIZES, **changes: Any) -> dict[str, Any]:
     """Return a document with rows of these operations, `changes` on top of its first level."""
     series = [_series(op, sizes) for op in ops or ("all_reduce",)]
     rows = [row for of_op in series for row in of_op]
@@ -33,7 +33,7 @@ def document(*ops: str, sizes: Any = SIZES, baseline: str | None = "torch", **ch
         "ended": "",
         "fingerprint": {**MACHINE},
         "environment": {"OMP_NUM_THREADS": "1"},
-        "config": config(sizes, baseline),
+        "config": config(sizes),
         "plan": {"digest": "0123456789ab", "source": "shm.json"},
         "rows": rows,
         "notes": ["skipped: band of float32 is not defined"],
@@ -42,9 +42,9 @@ def document(*ops: str, sizes: Any = SIZES, baseline: str | None = "torch", **ch
     }
 
 
-def config(sizes: tuple[int, ...], baseline: str | None) -> dict[str, Any]:
+def config(sizes: tuple[int, ...]) -> dict[str, Any]:
     ranks = {"ranks": 2, "backend": "shm", "mode": "eager", "cores_per_rank": 1}
-    asked = {"sizes": list(sizes), "check": True, "seconds": 5.0, "peers": ["torch", "mpich"], "baseline": baseline}
+    asked = {"sizes": list(sizes), "check": True, "seconds": 5.0, "peers": ["torch", "mpich"]}
     return {**ranks, **PROTOCOL, **asked}
 
 

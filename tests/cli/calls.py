@@ -6,14 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from click.testing import CliRunner
 
 from commlib.tools.cli import main
-from commlib.tools.report.document import Kind
+from commlib.tools.report.document import Kind, required
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -57,7 +58,11 @@ def interrupted(words: Iterable[str], begun: Callable[[Any], bool], python: Path
 
 
 def written(found: Path | str, kind: Kind) -> dict[str, Any]:
-    """Return the document in a file, or in a text, after a look at its kind."""
+    """Return the document in a file, or in a text; it and its rows have the fields of its kind."""
     document: dict[str, Any] = json.loads(found if isinstance(found, str) else found.read_text(encoding="utf-8"))
-    assert kind.fault(document) == ""
+    (of_row,) = get_args(get_type_hints(kind.of)["rows"])
+    for part, of in [(document, kind.of), *((row, of_row) for row in document["rows"])]:
+        kinds = get_args(of) or (of,)
+        assert any({field.name for field in fields(one) if required(field)} <= part.keys() for one in kinds)
+        assert part.keys() <= {field.name for one in kinds for field in fields(one)}
     return document

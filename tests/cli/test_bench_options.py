@@ -13,7 +13,7 @@ from commlib.tools.bench.job import Job, sweep
 from commlib.tools.cli import main
 from commlib.tools.cli.bench.command import bench
 from commlib.tools.cli.bench.read import read_job
-from commlib.tools.cli.removed import OF_OTHERS
+from commlib.tools.cli.suggestions import OF_OTHERS
 from tests.cli.calls import refuses
 
 
@@ -37,11 +37,10 @@ def job_of(words: str) -> Job:
 
 
 def test_names_and_letters_mean_what_they_mean_elsewhere_and_sizes_follow_any_factor() -> None:
-    job = job_of("all_reduce -n 2 -b 1K -e 4K -f 2 -d half -w 7 -c 0 -r 1")
+    job = job_of("all_reduce -n 2 -b 1K -e 4K -f 2 -d half -w 7 --no-check -r 1")
     assert job.sizes == (1024, 2048, 4096)
     assert (job.dtypes, job.protocol.warmup, job.protocol.check, job.root) == ((torch.float16,), 7, False, 1)
-    assert job_of("all_reduce -c 1").protocol.check
-    assert not job_of("all_reduce --no-check -c 1").protocol.check
+    assert job_of("all_reduce").protocol.check
     assert [job_of(f"barrier --time {time}").seconds for time in ("5", "5s", "2m", "0.5")] == [5, 5, 120, 0.5]
     assert [max(job_of(f"all_reduce {words}").sizes) >> 20 for words in ("", "-e 64M -f 9", "--time 3")] == [64, 64, 8]
     job = job_of("all_reduce,broadcast barrier --dtype f32,bf16,float32,fp8 --redop all --peers none")

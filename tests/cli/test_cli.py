@@ -36,7 +36,7 @@ def test_help_loads_and_starts_nothing_that_takes_time():
     """Its time is Python's own start, click, and five small modules: no test under load can measure it better."""
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     loaded = done.stdout.partition("LOADED ")[2].split()
-    modules = (".env", ".errors", ".tools", ".tools.cli", ".tools.cli.removed", ".version")
+    modules = (".env", ".errors", ".tools", ".tools.cli", ".tools.cli.suggestions", ".version")
     assert loaded == ["commlib", *(f"commlib{name}" for name in modules), "False"]
 
 
@@ -55,7 +55,6 @@ def test_an_error_is_one_line_and_its_kind_is_the_exit_code(monkeypatch, capsys)
         (ValueError("count is 3 on rank 0"), 2, "commlib: count is 3 on rank 0\n"),
         (CommTimeout("rank 1 did not come\nin 3 s"), 1, "commlib: rank 1 did not come in 3 s\n"),
         (FileNotFoundError(2, "No such file", "x.json"), 1, "commlib: [Errno 2] No such file: 'x.json'\n"),
-        (OSError(28, "No space left"), 1, "commlib: cannot write: No space left; make room, or write elsewhere\n"),
         (OSError(24, "Too many files"), 1, "commlib: [Errno 24] Too many files; raise `ulimit -n`\n"),
         (KeyboardInterrupt(), 130, "commlib: interrupted\n"),
     ]:
@@ -84,14 +83,11 @@ def raising(error):
     return command
 
 
-def test_a_traceback_is_shown_when_asked_for_and_a_wrong_wish_is_one_line(monkeypatch, capsys):
+def test_a_traceback_is_shown_when_asked_for(monkeypatch):
     monkeypatch.setenv("COMMLIB_TRACEBACK", "1")
     monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(ValueError("why")))
     with pytest.raises(ValueError, match="why"):
         main(["test"])
-    monkeypatch.setenv("COMMLIB_TRACEBACK", "7")
-    assert exit_code("test") == 2
-    assert capsys.readouterr().err.startswith("commlib: COMMLIB_TRACEBACK='7': expected 0 or 1")
 
 
 def test_the_first_page_is_a_screen_that_begins_with_what_a_newcomer_needs(call):
@@ -147,8 +143,7 @@ def saying(text):
     return command
 
 
-def test_a_shell_completes_names_without_loading_commands(monkeypatch, capsys):
-    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(AssertionError(name)))
+def test_a_shell_completes_names(monkeypatch, capsys):
     for name, value in (("COMP_WORDS", "commlib de"), ("COMP_CWORD", "1"), ("_COMMLIB_COMPLETE", "bash_complete")):
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
@@ -156,11 +151,10 @@ def test_a_shell_completes_names_without_loading_commands(monkeypatch, capsys):
     assert capsys.readouterr().out == "plain,debug\n"
 
 
-def test_a_stream_that_the_caller_or_a_reader_closed_is_no_error():
-    for words in ("--version <&-", "--version >&-", "--version 2>&-", "plan show | true"):
-        script = f"{sys.executable} -m commlib {words}"
-        result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
-        assert (result.returncode, result.stderr) == (0, "")
+def test_a_reader_that_goes_away_is_no_error():
+    script = f"{sys.executable} -m commlib plan show | true"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -214,8 +208,8 @@ def test_the_version_is_the_installed_one(command):
 
 MEASURING = {
     "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --format table -o found.json": result.KIND,
-    "bench index --dim 96 --device cpu --rows 2,3 -o found.json": kernels.KIND,
-    "bench attention --dim 32 --device cpu --batch 1,2 --length 20 -o found.json": kernels.KIND,
+    "bench index --dim 96 --rows 2,3 -o found.json": kernels.KIND,
+    "bench attention --dim 32 --batch 1,2 --length 20 -o found.json": kernels.KIND,
     "bench radix --leaves 200 --json": kernels.KIND,
 }
 
@@ -241,26 +235,20 @@ REFUSED = {
         ("nonsense", "commlib: no command 'nonsense'; see"),
         ("bnech", "no command 'bnech'; did you mean bench? see"),
         ("plan shw", "no command 'shw'; did you mean show? see"),
-        ("plan show --world 3", "no option --world; it is -n/--ranks now"),
-        ("report -o x --baseline y", "no option --baseline; `commlib bench compare OLD/collectives.json"),
         ("run -np 2 x.py", "'p' is not a valid number"),
         ("--nonsense", "commlib: "),
         ("doctor --nonsense", "commlib: "),
         ("plan nonsense", "commlib: "),
         ("plan explain", "commlib: "),
-        ("bench all_reduce -f nan", "finite"),
         ("bench index --time inf", "finite"),
         ("tune all_reduce --time inf", "finite"),
     ],
     "bench": [
-        ("send_recv --window 64", "no option --window; a message is sent when the one before has arrived"),
-        ("all_reduce --overlap", "no option --overlap; benchmarks/beside.py of a checkout"),
         ("-g 4", "no option -g; a rank for each GPU: -n 8"),
         ("--ngpus=8", "a rank for each GPU: -n 8"),
         ("-o max", "-o is the file to write here; the reduction is --redop max"),
-        ("--symmetric", "--symmetric is of --phases"),
+        ("-c 0", "no option -c; values are always compared, unless --no-check is there"),
         ("--nobody", "no option --nobody; see"),
-        ("all_reduce --nsys", "no option --nsys; start it: nsys profile commlib bench"),
         ("--formt json", "no option --formt; did you mean --format? see"),
         ("allreduce", "; did you mean all_reduce?"),
         ("--time 5x", "'5x' is no finite time above 0: write 5, 5s, 2m or 1h"),
@@ -270,10 +258,7 @@ REFUSED = {
         ("--dtype float31", "no element type 'float31'; did you mean float32? there are float64, "),
         ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
         ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
-        ("--baseline magic", "no baseline 'magic'; there are "),
         (f"--peer {__file__}", "has no function make()"),
-        ("all_reduce --params blocks=1", "no option --params; parameters stand in a plan (--plan FILE)"),
-        ("--peers torch --baseline mpi", "no baseline 'mpi'; there are torch, best, "),
         ("-b 1M -e 1K", "less than -b"),
         ("--root 2", "--root 2 is no rank; the last one is 1"),
         ("-o nowhere/report.json", "no folder nowhere"),
@@ -281,15 +266,11 @@ REFUSED = {
     ],
     "bench index": [
         ("--rows 0", "a number below 1 or above"),
-        ("--device meta", "not supported"),
-        ("--flush", "no option --flush; "),
         ("--pattern zipf", "'sequential', 'random'"),
         ("-o nowhere/report.json", "no folder nowhere"),
     ],
-    "bench attention --device cpu": [
-        ("--phase prefill", "no option --phase; decoding is measured"),
+    "bench attention": [
         ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
-        ("--dtype int32", "attention is measured for bfloat16, float16, float32, not int32"),
         ("--length 1G", "above 16777216"),
     ],
     "bench --phases": [
@@ -300,14 +281,9 @@ REFUSED = {
         ("--graph", "--graph needs GPUs"),
         ("barrier --in-place in", "barrier has no in-place form"),
         ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),
-        ("--trace trace.json", "no option --trace; --phases has a table"),
         ("--plot x.png", "draws nothing; leave --plot out"),
     ],
-    "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention|radix` measures")],
-    "radix": [("simulate t", "was removed; run make_traces.py and simulate.py in benchmarks/radix")],
     "tune -n 2": [
-        ("--penalty 0.1", "no option --penalty; it is --margin now"),
-        ("--resume", "no option --resume; `commlib tune` writes the plan after each table"),
         ("all_reduces", "no collective 'all_reduces'"),
         ("-b 1M -e 1K", "must be 1048576 or more, as -b"),
         ("-b 0 -e 0", "-e is 0 bytes, but must be 1 or more"),
@@ -316,14 +292,10 @@ REFUSED = {
     "plan": [
         ("explain all_reduse", "no collective 'all_reduse'; did you mean all_reduce? there are all_reduce, all_gather"),
         ("explain all_reduce --bytes big", "'big' is no list of numbers"),
-        ("explain all_reduce --results x", "no option --results; `commlib bench OP --algorithms auto` measures"),
         ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),
         ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
         ("show absent.json", "no plan file 'absent.json'"),
         ("show shm", "plan shm, line 1: "),  # a file comes before the plan of that name
-        ("threshold 8M", "`commlib plan threshold` was removed; write `Plan.threshold(…).file_text`"),
-        ("export --to ompi", "`commlib plan export` was removed; read the sizes from `commlib plan show --json`"),
-        ("diff a.json b.json", "`commlib plan diff` was removed; write both plans with `commlib plan show"),
     ],
 }
 

@@ -16,7 +16,6 @@ from commlib.tools.testing.conformance import (
     Verdict,
     _deviates,
     _peak,
-    agree,
     check_algorithm,
 )
 
@@ -34,7 +33,7 @@ def check(ranks: Ranks, world: int, name: str, algorithm: str, scope: Scope) -> 
     if verdicts[0].cases == 0:
         pytest.skip(f"{algorithm} refuses all of these on {world} ranks")
     if name == "all_reduce" and COLLECTIVES[name].algorithm(algorithm).ordered:
-        assert agree(verdicts), "ranks hold different bits"
+        assert len({verdict.checksum for verdict in verdicts}) == 1, "ranks hold different bits"
 
 
 SHORTER, LONGER = Scope((2048, 300_007)), Scope((65_537, 1_100_003), (torch.bfloat16,))  # of every size and type

@@ -17,7 +17,7 @@ FEW = ("--time", "5", "--format", "json")
 def test_bench_measures_gpus_and_finds_nothing_wrong() -> None:
     found = json.loads(commlib("bench", "all_reduce", "-n", "2", "-b", "1K", "-e", "64K", *FEW))
     assert found["config"]["backend"] == "nccl"
-    assert (found["config"]["peers"], found["config"]["baseline"]) == (["nccl"], "nccl")  # unasked
+    assert found["config"]["peers"] == ["nccl"]  # unasked
     assert found["out_of_bounds"] == {"count": 0, "okay": True}
 
 
@@ -84,6 +84,4 @@ def test_a_report_measures_the_ranks_of_gpus(tmp_path: Path) -> None:
         "report", "--quick", "-n", "2", "--only", "metadata,collectives,plan", "-o", str(tmp_path / "report")
     )
     assert [line.split()[1] for line in said.splitlines()[:3]] == ["done"] * 3, said
-    found = json.loads((tmp_path / "report/report.json").read_text(encoding="utf-8"))
-    assert found == {"scope": "quick", "ranks": 2, "on_gpus": True}
     assert "CUDA graph" in (tmp_path / "report/collectives.md").read_text(encoding="utf-8")

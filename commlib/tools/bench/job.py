@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -35,10 +34,8 @@ class Job:
     algorithms: tuple[str, ...]  # "all", "auto" (the plan's choice), and names
     peers: tuple[Peer, ...]
     auto: bool  # the peers of the device, before those named
-    baseline: str | None  # None: the first peer; "best": the fastest of them
     places: tuple[bool, ...]  # out of place is False
     backend: str
-    plan: Path | None  # None: the one in force
     seconds: float
     protocol: Protocol
 
@@ -62,7 +59,7 @@ def joined(job: Job) -> Iterator[Communicator]:
     import commlib
 
     room = None if env.MAX_BYTES.is_set() else max(env.MAX_BYTES.default, job.arena_bytes())
-    with commlib.init(backend=job.backend, max_bytes=room, plan=job.plan or "auto") as comm:
+    with commlib.init(backend=job.backend, max_bytes=room) as comm:
         if not 0 <= job.root < comm.size:
             raise ValueError(f"--root {job.root} is no rank; the last one is {comm.size - 1}")
         if job.protocol.graph and comm.device.type != "cuda":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any, Literal
@@ -11,24 +11,12 @@ from typing import Any, Literal
 import torch
 
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
-from commlib.tools.baselines.kernels.measure import Settings
 from commlib.tools.report.document import Document, Kind, Report, Row
-from commlib.tools.report.figures import fitted, interval_text, percent_text
-from commlib.tools.report.measured import percentiles_us, ratio_of
+from commlib.tools.report.figures import fitted, interval_text, percent_text, percentiles_us, ratio_of
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View, grouped, unfinished
 
-Percentiles = dict[str, float]  # p0 to p100 of the blocks
-
-
-@dataclass(frozen=True)
-class Versus:
-    """A ratio of medians, and of the middle four fifths of blocks."""
-
-    of: str  # the candidate whose time is over ours; of ours, the best peer
-    ratio: float
-    low: float
-    high: float
+Percentiles = dict[str, float]  # p0, p10, p50, p90, p100 of the blocks
 
 
 @dataclass(frozen=True)
@@ -50,42 +38,27 @@ class KernelRow:
     mode: Literal["graph", "eager"]
     sets: int  # sets of tensors in rotation
     bytes: int  # read and written by a call
-    flops: int
     time_us: Percentiles | None  # a call in a replayed graph; on a CPU, calls back to back
     blocks: int | None
     calls: int | None  # of a block
     gbps: float | None
-    tflops: float | None
     of_bound: float | None  # time of the fastest floor over this one
     wall_us: Percentiles | None  # eager calls back to back, until the device is done
     host_us: float | None  # the same, until the host has made the call; GPUs only
-    versus: Versus | None
+    versus: dict[str, Any] | None  # of: whose time is over ours (of ours, the best peer); ratio, low, high
     length: int | None = None  # tokens of a request
     heads: int | None = None
     kv_heads: int | None = None
     page_size: int | None = None
     cache: str | None = None  # type of the cache
-    ragged: bool | None = None  # lengths from 1 to twice `length`
     detail: str | None = None  # what else counts for an operation of radix
-
-
-@dataclass(frozen=True)
-class KernelConfig:
-    """How a run was measured."""
-
-    kernel: str
-    variant: str
-    device: Literal["cpu", "cuda"]
-    threads: int
-    cases: int
-    seconds: float
 
 
 @dataclass(frozen=True)
 class KernelDocument(Document):
     """A run of `commlib bench KERNEL`."""
 
-    config: KernelConfig
+    config: dict[str, Any]  # kernel, variant, device, threads, cases, seconds
     wrong: int  # wrong elements of all candidates
     rows: list[KernelRow]
     notes: list[str]
@@ -97,16 +70,16 @@ KIND = Kind("commlib.kernels", 1, "commlib bench KERNEL", of=KernelDocument)
 class KernelReport(Report):
     """Collects the rows of a run and makes the document of what is there so far."""
 
-    def __init__(self, cases: Sequence[Case], settings: Settings, seconds: float, command: str) -> None:
-        super().__init__(KIND, command, "" if settings.on_gpu else "cpu")
-        self.config = KernelConfig(
-            kernel=cases[0].kernel,
-            variant=cases[0].variant if cases[0].kernel != "radix" else "",
-            device=settings.device.type,  # type: ignore[arg-type]
-            threads=torch.get_num_threads() if settings.on_gpu else 1,
-            cases=len(cases),
-            seconds=seconds,
-        )
+    def __init__(self, cases: Sequence[Case], device: torch.device, seconds: float, command: str) -> None:
+        super().__init__(KIND, command, "" if device.type == "cuda" else "cpu")
+        self.config = {
+            "kernel": cases[0].kernel,
+            "variant": cases[0].variant if cases[0].kernel != "radix" else "",
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "cases": len(cases),
+            "seconds": seconds,
+        }
 
     @property
     def wrong(self) -> int:
@@ -119,7 +92,7 @@ class KernelReport(Report):
         return self.wrong > 0 or any(row["role"] == OURS and row["wall_us"] is None for row in self.rows)
 
     def content(self) -> dict[str, Any]:
-        return {"config": vars(self.config), "wrong": self.wrong, **super().content()}
+        return {"config": self.config, "wrong": self.wrong, **super().content()}
 
     def add(self, case: Case, sets: int, candidates: Sequence[Candidate]) -> list[Row]:
         """Take the figures of one case and return its rows; they are relative to each other."""
@@ -137,7 +110,7 @@ class KernelReport(Report):
         return rows
 
     def _figures(self, case: Case, sets: int, of: Candidate, bound_s: float | None) -> Row:
-        timed, eager, replays = of.timed, of.eager, self.config.device == "cuda"
+        timed, eager, replays = of.timed, of.eager, self.config["device"] == "cuda"
         return {
             "candidate": of.label,
             "role": of.role,
@@ -151,7 +124,6 @@ class KernelReport(Report):
             "blocks": len(timed.times_s) if timed else None,
             "calls": timed.iterations if timed else None,
             "gbps": round(case.num_bytes / 1e9 / timed.median_s, 6) if timed and case.num_bytes else None,
-            "tflops": round(case.flops / 1e12 / timed.median_s, 4) if timed and case.flops else None,
             "of_bound": round(bound_s / timed.median_s, 6) if timed and bound_s else None,
             "wall_us": percentiles_us(eager) if eager else None,
             "host_us": round(median(eager.issue_s) * 1e6, 4) if replays and eager and eager.issue_s else None,
@@ -172,7 +144,7 @@ def title(row: Row) -> str:
     """Name the series of a row, such as: store fp8, dim 128, bfloat16, random, cold, CUDA graph."""
     kernel, graph = f"{row['kernel']} {row['variant']}".strip(), "CUDA graph" * (row["mode"] == "graph")
     if row["kernel"] == "attention":
-        parts = ["ragged" * row["ragged"], f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
+        parts = [f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
         parts.append(f"pages of {row['page_size']}")
     elif row["kernel"] == "radix":
         parts = [row["detail"]]
@@ -191,14 +163,11 @@ def _figure(name: str, key: str, unit: str = "(us)", width: int = 7, spare: int 
     return Column(name, read, width, unit, spare=spare)
 
 
-BOUNDS: Mapping[str, Sequence[str]] = {
-    "radix": ["rate: of one of the two prompts that are compared"],
-    "rows": ["rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"],
-    "attention": [
-        "bound: 100 is a read of K and V, measured in the same case",
-        "error: largest, as a share of the largest value in float32; who reads no pages has a dense copy, not timed",
-    ],
+BOUNDS = {
+    "radix": "rate: of one of the two prompts that are compared",
+    "attention": "bound: 100 is a read of K and V; error: largest, as a share of the largest value in float32",
 }
+COPY = "rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"
 
 
 class KernelView(View):
@@ -210,7 +179,7 @@ class KernelView(View):
         return [
             Column("batch" if attention else "n", lambda row: str(row["n"]), 6),
             *([Column("tokens", lambda row: str(row["length"]), 6)] * attention),
-            Column("candidate", _label, 18, left=True),
+            Column("candidate", lambda row: row["candidate"] + "*" * (row["role"] == OURS), 18, left=True),
             _figure("time", "time_us"),
             _figure("rate", "gbps", "GB/s", spare=5),
             *([Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)")] * (config["kernel"] != "radix")),
@@ -229,7 +198,7 @@ class KernelView(View):
             f"torch {machine['torch']}, {cuda}Python {machine['python']}, Linux {machine['kernel']}",
             f"cases: {config['cases']}, measured for about {config['seconds']:g} s; values are compared",
             *(GPU_TIMES if on_gpu else ["time: calls back to back, median of interleaved blocks"]),
-            *BOUNDS.get(config["kernel"], BOUNDS["rows"]),
+            BOUNDS.get(config["kernel"], COPY),
             "ratio: the time over ours, and of the middle four fifths of blocks; the line of ours has the best peer's",
         ]
         return [f"# {line}" for line in lines]
@@ -254,10 +223,6 @@ GPU_TIMES = (
     "time: a call in a replayed CUDA graph, median of interleaved replays; host, wall: eager calls back to back",
     "cold: sets in rotation exceed the cache; where they do not, it is emptied before each replay",
 )
-
-
-def _label(row: Row) -> str:
-    return str(row["candidate"]) + ("*" if row["role"] == OURS else "")
 
 
 def _error(row: Row) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +18,14 @@ from commlib.communicator import Communicator
 from commlib.counts import counted
 from commlib.plan import Plan
 from commlib.tools import timing
-from commlib.tools.baselines import AUTO, PROBE, load
+from commlib.tools.baselines import AUTO, load
 from commlib.tools.bench.job import Job, calls, forms, joined, left_out
-from commlib.tools.bench.result import BEST, KIND, Bounds, Config, Measured, PlanInForce, Skipped, Times
-from commlib.tools.report.document import Report, Row
-from commlib.tools.report.measured import percentiles_us
-from commlib.tools.report.run import UNREAD, Output, until_it_ends
-from commlib.tools.report.schema import to_json
+from commlib.tools.bench.result import KIND, Measured, Skipped
+from commlib.tools.launch import UNREAD
+from commlib.tools.report.document import Report, Row, to_json
+from commlib.tools.report.figures import percentiles_us
+from commlib.tools.report.run import Output, until_it_ends
 
-START_S = 3.0  # for the other libraries and the first calls, about
 WARMUP_S = 0.3
 SLOW_S = 0.1  # of a call that is measured once where the time is short, at least
 
@@ -35,18 +34,17 @@ def main(job: Job, output: Output, command: str) -> int:
     """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
     with joined(job) as comm:
         output.speaks = comm.rank == 0
-        bench = Bench(comm, job, command, output.lacks())
+        bench = Bench(comm, job, command)
         code = until_it_ends(partial(_measure, bench, output), output.finish)
         if code:
             return code  # nobody may come to end what the ranks share
         bench.close()
-        return int(bench.wrong > 0) if output.wanted else UNREAD
+        return UNREAD if output.unread else int(bench.wrong > 0)
 
 
 def _measure(bench: Bench, output: Output) -> None:
-    output.open(bench, len(bench.calls))
     bench.start()
-    output.open(bench, len(bench.calls))  # what follows of the head: the baseline, and what is left out
+    output.open(bench, len(bench.calls))
     for rows in bench.run(output.show):
         output.rows(rows)
 
@@ -54,13 +52,10 @@ def _measure(bench: Bench, output: Output) -> None:
 class Bench(Report):
     """A job on live ranks. Plans are switched on a twin, so that the ranks' own exchanges are left alone."""
 
-    def __init__(self, comm: Communicator, job: Job, command: str, notes: Sequence[str] = ()) -> None:
+    def __init__(self, comm: Communicator, job: Job, command: str) -> None:
         super().__init__(KIND, command)
         self.comm, self.job, self.wrong = comm, job, 0
-        self.baseline: str | None = None
-        self.start_s = round(_age_s() + START_S, 1)
         self.calls = list(calls(comm, job))
-        self.notes = list(notes)
 
     def start(self) -> None:
         comm, job = self.comm, self.job
@@ -69,9 +64,6 @@ class Bench(Report):
         for peer in wanted:
             peer.start(comm, job.protocol.graph)
         self.job = replace(job, peers=tuple(peer for peer in wanted if not peer.reason))
-        running = [label for peer in self.job.peers for label in peer.labels if not label.startswith(PROBE)]
-        if running or job.baseline != BEST:
-            self.baseline = job.baseline or next(iter(running), None)
         absent = [f"peer {peer.name}: {peer.reason}" for peer in wanted if peer.reason]
         self.notes += [f"skipped: {what}" for what in (*absent, *left_out(job), *self._unknown())]
 
@@ -82,34 +74,26 @@ class Bench(Report):
 
     def content(self) -> dict[str, Any]:
         job, comm, protocol = self.job, self.comm, self.job.protocol
-        config = Config(
-            ranks=comm.size,
-            backend=comm.backend,
-            mode=job.mode,
-            cores_per_rank=len(os.sched_getaffinity(0)),
-            sizes=job.sizes,
-            types=[str(dtype).removeprefix("torch.") for dtype in job.dtypes],
-            block_us=timing.block_seconds(comm) * 1e6,
-            blocks=protocol.blocks,
-            iterations=protocol.iterations,
-            warmup=protocol.warmup,
-            buffers=protocol.buffers,
-            check=protocol.check,
-            seconds=job.seconds,
-            start_s=self.start_s,
-            peers=[peer.name for peer in job.peers],
-            baseline=self.baseline,
-        )
-        plan = PlanInForce(comm.plan.digest, Path(comm.plan.source).name, _match(comm.plan))
-        bounds = Bounds(self.wrong, not self.wrong)
-        parts = {"config": config, "plan": plan, "out_of_bounds": bounds}
-        return {**to_json(parts), **super().content()}
+        config = {
+            "ranks": comm.size,
+            "backend": comm.backend,
+            "mode": job.mode,
+            "cores_per_rank": len(os.sched_getaffinity(0)),
+            "sizes": job.sizes,
+            "types": [str(dtype).removeprefix("torch.") for dtype in job.dtypes],
+            "block_us": timing.block_seconds(comm) * 1e6,
+            "blocks": protocol.blocks,
+            "iterations": protocol.iterations,
+            "check": protocol.check,
+            "seconds": job.seconds,
+            "peers": [peer.name for peer in job.peers],
+        }
+        plan = {"digest": comm.plan.digest, "source": Path(comm.plan.source).name}
+        bounds = {"count": self.wrong, "okay": not self.wrong}
+        return {"config": config, "plan": plan, "out_of_bounds": bounds, **super().content()}
 
     def run(self, show: Callable[[int, str], bool]) -> Iterator[list[Row]]:
-        """Yield each call's rows as soon as they are there, as long as `show` wants more on rank 0.
-
-        It is called with how many calls are done, and the next.
-        """
+        """Yield each call's rows as long as `show(how many are done, the next one)` wants more on rank 0."""
         deadline = time.monotonic() + self.job.seconds
         slow_s = min(self.job.protocol.slow_s, max(SLOW_S, self.job.seconds / len(self.calls)))
         for first in self.calls[:1]:  # a processor that slept, and memory nobody has touched, are in no figure
@@ -181,7 +165,7 @@ class Bench(Report):
         rate = size / result.median_s / 1e9
         issued = result.issue_s if self.comm.device.type == "cuda" else []
         return {
-            "time_us": Times(**percentiles_us(result)),
+            "time_us": percentiles_us(result),
             "iterations": result.iterations,
             "blocks": len(result.times_s),
             "algbw": round(rate, 6),
@@ -189,16 +173,3 @@ class Bench(Report):
             "wrong": result.wrong,
             "host_us": round(median(issued) * 1e6, 4) if issued else None,
         }
-
-
-def _age_s() -> float:
-    """Return for how long this process has run."""
-    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _match(plan: Plan) -> str:
-    """Say how far the plan is of this machine: "here" where it was measured on one like it."""
-    if plan.source.startswith("plans/") or not plan.fit.total:
-        return "shipped"
-    return "; ".join(plan.fit.differences) or "here"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import timeit
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, cycle, islice, pairwise
 from statistics import fmean, median
@@ -183,19 +183,12 @@ def ended(call: KernelCall) -> float:
     return max(spans[-1].end_ns for spans in call)
 
 
-def durations(spans: Iterable[Span], low: float) -> dict[str, float]:
-    """Return how long each phase took after `low`."""
-    totals = dict.fromkeys(PHASES, 0.0)
-    for span in spans:
-        totals[span.phase] += max(span.end_ns - max(span.start_ns, low), 0.0)
-    return totals
-
-
-def kernel_durations(call: KernelCall, low: float) -> Parts:
-    """Return how long each phase took on average over the blocks; they add up to the time from `low` to the end."""
-    each = [durations(spans, low) for spans in call]
-    means = {phase: fmean(of[phase] for of in each) for phase in PHASES if any(of[phase] for of in each)}
-    means[IDLE] = ended(call) - low - sum(means.values())
+def kernel_durations(call: KernelCall) -> Parts:
+    """Return how long each phase took on average over the blocks; they add up to the time from start to end."""
+    means: dict[str, float] = {}
+    for span in chain.from_iterable(call):
+        means[span.phase] = means.get(span.phase, 0.0) + (span.end_ns - span.start_ns) / len(call)
+    means[IDLE] = ended(call) - began(call) - sum(means.values())
     return {(GPU, phase): ns for phase, ns in means.items()}
 
 
@@ -264,7 +257,7 @@ class Phases:
             whole_ns += [end - start for start, end in zip(bounds[::3], bounds[2::3], strict=True)]
         traced = []
         for host, call, ns in zip(_traced(hosts, cost_of_clock()), made, whole_ns, strict=True):
-            parts = kernel_durations(call, began(call)) if call else {}
+            parts = kernel_durations(call) if call else {}
             parts[GPU, GAP if call else DEVICE] = ns - host.call_ns - sum(parts.values())
             traced.append(Traced(ns, {**host.parts, **parts}))
         return traced, len(made[0])

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from commlib.counts import counted
 from commlib.tools.bench.phases import DEVICE, GAP, GPU, IDLE, PHASES, Phases
-from commlib.tools.bench.result import type_text
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, percent_text, size_text
 from commlib.tools.report.table import Column, Table, fold
@@ -32,24 +31,13 @@ class PhaseRow:
 
 
 @dataclass(frozen=True)
-class RankTimes:
-    """How long a usual call takes a rank."""
-
-    rank: int
-    sum_us: float  # its phases, without what their stamps take
-    plain_us: float  # a call without stamps, as tables of `commlib bench` have it
-    stamped_us: float  # a call with them
-    blocks: int | None = None  # of the kernel; 0 without a kernel of ours
-
-
-@dataclass(frozen=True)
 class PhasesDocument(Document):
     """A run of `commlib bench OP --phases`."""
 
     config: dict[str, Any]  # op, type, redop, root, size, placement, mode, ranks, backend …
     choice: dict[str, Any]  # algorithm, params, and why
     wrong: int | None
-    ranks: list[RankTimes]
+    ranks: list[dict[str, Any]]  # µs of a usual call: sum_us of its phases, plain_us without stamps, stamped_us with
     rows: list[PhaseRow]
     notes: list[str]
 
@@ -144,7 +132,7 @@ def _closing(document: dict[str, Any]) -> list[str]:
 
 
 def _title(config: dict[str, Any]) -> str:
-    parts = [config["op"], f"{size_text(config['size'])} {config['placement']}", type_text(config["type"])]
+    parts = [config["op"], f"{size_text(config['size'])} {config['placement']}", config["type"]]
     parts += [config["redop"]] if config["redop"] else []
     parts += [f"root {config['root']}"] if config["root"] is not None else []
     return ", ".join(parts)

@@ -9,23 +9,11 @@ from typing import Any, Literal
 from commlib.tools.baselines import PROBE
 from commlib.tools.report.document import Document, Kind
 from commlib.tools.report.document import Row as Json
-from commlib.tools.report.measured import MIN_BLOCKS, ratio_of
+from commlib.tools.report.figures import MIN_BLOCKS, ratio_of
 from commlib.tools.report.view import grouped, unfinished
 
-# nccl-tests' names of types; the others are torch's, cut to the column.
-TYPES = {
-    "float32": "float",
-    "float16": "half",
-    "float64": "double",
-    "float8_e4m3fn": "f8e4m3",
-    "float8_e5m2": "f8e5m2",
-    "complex64": "complex",
-    "complex128": "dcomplex",
-}
-TYPE_WIDTH = 8
 AGREE = 0.3  # blocks that differ by more say nothing to compare with; see spread()
 FASTER = 1.1  # another is named where it wins by this much: less is noise
-BEST = "best"  # the baseline that is the fastest of the peers, call by call
 PLACES = {False: "out of place", True: "in place"}
 
 
@@ -57,22 +45,11 @@ class Skipped(Row):
     skipped: str  # why
 
 
-@dataclass(frozen=True)
-class Times:
-    """Percentiles over the blocks of a call's time on the slowest rank, in µs."""
-
-    p0: float
-    p10: float
-    p50: float
-    p90: float
-    p100: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measured(Row):
     """One that was measured."""
 
-    time_us: Times
+    time_us: dict[str, float]  # p0, p10, p50, p90, p100 over the blocks of a call's time on the slowest rank, in µs
     iterations: int  # of a block
     blocks: int
     algbw: float  # GB/s: size / time
@@ -81,52 +58,15 @@ class Measured(Row):
     host_us: float | None = None  # on GPUs: until the host has made an eager call
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """What was asked for, and of whom."""
-
-    ranks: int
-    backend: str
-    mode: Literal["eager", "graph"]
-    cores_per_rank: int | None
-    sizes: Sequence[int]  # bytes asked for
-    types: Sequence[str] | None = None
-    block_us: float
-    blocks: tuple[int, int]
-    iterations: int | None  # of a block; null: as many as fill block_us
-    warmup: int
-    buffers: int
-    check: bool
-    seconds: float  # to measure for
-    start_s: float = 0  # before it
-    peers: Sequence[str]
-    baseline: str | None  # the label that speed-ups are over; best: the fastest peer at each size
-
-
-@dataclass(frozen=True)
-class PlanInForce:
-    digest: str
-    source: str  # a name, no path
-    match: str | None = None  # 'here': measured on such a machine; 'shipped'; or what differs
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Wrong elements of all rows."""
-
-    count: int
-    okay: bool
-
-
 @dataclass(frozen=True)
 class Result(Document):
     """All of a run."""
 
-    config: Config
-    plan: PlanInForce
+    config: dict[str, Any]  # what was asked for: ranks, backend, mode, sizes in bytes, types, peers, seconds, blocks …
+    plan: dict[str, Any]  # digest, and source: a name, no path
     rows: Sequence[Skipped | Measured]
     notes: Sequence[str]
-    out_of_bounds: Bounds
+    out_of_bounds: dict[str, Any]  # count: wrong elements of all rows; okay: there are none
 
 
 KIND = Kind("commlib.bench", 1, "commlib bench", of=Result)
@@ -161,8 +101,12 @@ def chosen(rows: Iterable[Json]) -> list[Json]:
 def compared(call: Sequence[Json]) -> tuple[Json | None, Json | None]:
     """Return the plan's row and the other libraries' with right values, each the fastest of its forms."""
     ours = min(filter(median_us, chosen(call)), key=median_us, default=None)
-    right = [row for row in rivals(call) if not row["wrong"]] if ours else []
-    return ours, min(right, key=median_us, default=None)
+    return ours, best_rival(call) if ours else None
+
+
+def best_rival(call: Sequence[Json]) -> Json | None:
+    """Return the fastest row of another library whose values are right."""
+    return min((row for row in rivals(call) if not row["wrong"]), key=median_us, default=None)
 
 
 def spread(time_us: Mapping[str, float]) -> float:
@@ -184,7 +128,7 @@ def median_us(row: Json) -> float:
 
 
 def title(row: Json) -> str:
-    parts = [row["op"], *([type_text(row["type"])] if row["size"] else [])]  # a barrier has no elements
+    parts = [row["op"], *([row["type"]] if row["size"] else [])]  # a barrier has no elements
     parts += [row["redop"]] if row["redop"] else []
     parts += [f"root {row['root']}"] if row["root"] is not None else []
     return ", ".join(parts + (["CUDA graph"] if row["mode"] == "graph" else []))
@@ -192,10 +136,6 @@ def title(row: Json) -> str:
 
 def label(row: Json) -> str:
     return str(row["algorithm"]) + ("*" if row["chosen"] else "")
-
-
-def type_text(name: str) -> str:
-    return TYPES.get(name, name)[:TYPE_WIDTH]
 
 
 # --- what follows from all rows
@@ -216,20 +156,14 @@ def only(documents: Sequence[Json], ops: Sequence[str]) -> list[Json]:
     return [part for part in parts if part["rows"] or not ops]
 
 
-def with_speedups(rows: Sequence[Json], baseline: str | None) -> list[Json]:
-    """Return the rows, each with its speed-up over the baseline of its call."""
-    over = {_call_of(call[0]): _baseline(call, baseline) for call in grouped(rows, _call_of)}
+def with_speedups(rows: Sequence[Json]) -> list[Json]:
+    """Return the rows, each with its speed-up over the fastest other library in the same form."""
+    over = {_call_of(call[0]): best_rival(call) for call in grouped(rows, _call_of)}
     return [{**row, "speedup": _speedup(row, over[_call_of(row)])} for row in rows]
 
 
 def _call_of(row: Json) -> tuple[Any, ...]:
     return series_of(row), row["root"], row["size"], row["in_place"]
-
-
-def _baseline(call: Sequence[Json], name: str | None) -> Json | None:
-    """Return the row of that name, or of the fastest peer whose values are right."""
-    others = [row for row in rivals(call) if not row["wrong"]] if name == BEST else measured(call)
-    return min((row for row in others if name in (BEST, row["algorithm"])), key=median_us, default=None)
 
 
 def _speedup(row: Json, other: Json | None) -> Json | None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from commlib.counts import counted
@@ -23,51 +20,31 @@ from commlib.tools.bench.result import (
     series_of,
     steady,
     title,
-    versus,
 )
 from commlib.tools.report.chart import OURS as THICK
 from commlib.tools.report.chart import Line, Panel, look
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, ratio_text, size_text
-from commlib.tools.report.measured import ENOUGH, outcome
 from commlib.tools.report.table import fold
-from commlib.tools.report.view import device, grouped
+from commlib.tools.report.view import grouped
 
-OURS, LEVEL, UNCLEAR, ONLY_OURS = "commlib", "within 5 %", "too noisy to tell", "no other library"
-NOBODY = (LEVEL, UNCLEAR, ONLY_OURS)
 NAME, CELL = 20, 14  # characters of a collective, and of a time with the ratio behind it
 SIZES, NAMED = 6, 6  # of the page of text at most: columns, and calls that others win
+Pair = tuple[Row, Row | None]  # what commlib's choice takes at one size, and the fastest of the others
 
 
-@dataclass(frozen=True)
-class Call:
-    """What commlib's choice takes at one size, next to the fastest of the others."""
-
-    ours: Row
-    best: Row | None
-
-    @property
-    def fastest(self) -> str:
-        if self.best is None:
-            return ONLY_OURS
-        interval = versus(self.ours, self.best)
-        level = LEVEL if 1 / ENOUGH < interval["ratio"] < ENOUGH else UNCLEAR
-        return {"faster": OURS, "slower": library(self.best), "level": level}[outcome(interval)]
-
-    @property
-    def ratio(self) -> str:
-        if self.best is None:
-            return "-"
-        about = "" if steady(self.ours) and steady(self.best) else "~"
-        return f"{about}{ratio_text(median_us(self.best) / median_us(self.ours))}"
+def ratio(ours: Row, best: Row | None) -> str:
+    if best is None:
+        return "-"
+    return "~" * (not (steady(ours) and steady(best))) + ratio_text(median_us(best) / median_us(ours))
 
 
-def calls(document: Mapping[str, Any]) -> list[list[Call]]:
+def calls(document: Mapping[str, Any]) -> list[list[Pair]]:
     """Return, for each series, the sizes at which the plan's choice was measured."""
     series = grouped(measured(document["rows"]), series_of)
-    pairs = [[compared(of) for of in _by_size(rows).values()] for rows in series]
-    every = ([Call(ours, best) for ours, best in of if ours is not None] for of in pairs)
-    return [of_series for of_series in every if of_series]
+    every = ([compared(of) for of in _by_size(rows).values()] for rows in series)
+    pairs = ([(ours, best) for ours, best in of if ours is not None] for of in every)
+    return [of_series for of_series in pairs if of_series]
 
 
 def _by_size(rows: Sequence[Row]) -> dict[int, list[Row]]:
@@ -88,50 +65,33 @@ def lines(document: Mapping[str, Any], width: int) -> list[str]:
     room, last = min(SIZES, max(1, (width - NAME) // (CELL + 1))), len(asked) - 1
     sizes = list(dict.fromkeys(asked[-(-at * last // max(room - 1, 1))] for at in range(room)))
     body = [" ".join([f"{'':{NAME}}", *(f"{size_text(size)}{'':7}".rjust(CELL) for size in sizes)]).rstrip()]
-    several = len({of[0].ours["op"] for of in every}) < len(every)  # series of one collective
+    several = len({of[0][0]["op"] for of in every}) < len(every)  # series of one collective
     for of in every:
-        name = title(of[0].ours) if several else of[0].ours["op"]
-        by_size = {_nearest(call.ours["size"], asked): call for call in of}
+        name = title(of[0][0]) if several else of[0][0]["op"]
+        by_size = {_nearest(ours["size"], asked): (ours, best) for ours, best in of}
         body.append(" ".join([f"{name:{NAME}.{NAME}}", *(_cell(by_size.get(size)) for size in sizes)]).rstrip())
     what = "# us per call by the plan, then how many times as long the best other takes (~ noisy)"
-    return ["#", *fold([what], width), *body, *fold([*_others(document), *bounds(document)], width)]
+    return ["#", *fold([what], width), *body, *fold([*others(document), *bounds(document)], width)]
 
 
-def _cell(call: Call | None) -> str:
-    return f"{fitted(median_us(call.ours), 7)} {call.ratio:<6}".rjust(CELL) if call else " " * CELL
+def _cell(pair: Pair | None) -> str:
+    return f"{fitted(median_us(pair[0]), 7)} {ratio(*pair):<6}".rjust(CELL) if pair else " " * CELL
 
 
-def where(path: Path | None, picture: Path | None, width: int) -> list[str]:
-    """Say where the rest is; a path is not broken, as it is there to be copied."""
-    if path is None:
-        return fold(["# every row: --format table; -o FILE.json keeps them, --plot FILE.png draws them"], width)
-    again = [f"# every row: commlib bench show {path}"] if path.suffix == ".json" else []
-    return [f"# results: {path}", *again, *([f"# picture: {picture}"] if picture else [])]
-
-
-def _others(document: Mapping[str, Any]) -> Iterator[str]:
-    pairs = [(call.ours, call.best) for of in calls(document) for call in of if call.best]
-    ratios = [(median_us(ours) / median_us(best), ours, best) for ours, best in pairs]
+def others(document: Mapping[str, Any]) -> Iterator[str]:
+    """Name the other libraries, and the calls that they make faster by more than noise."""
+    pairs = [pair for of in calls(document) for pair in of]
+    ratios = [(median_us(ours) / median_us(best), ours, best) for ours, best in pairs if best]
     won = [
-        f"{ours['op']} {size_text(ours['size'])} ({best['algorithm']}, {ratio_text(ratio)}x)"
-        for ratio, ours, best in sorted(ratios, key=lambda each: -each[0])
-        if ratio > FASTER
+        f"{ours['op']} {size_text(ours['size'])} ({best['algorithm']}, {ratio_text(factor)}x)"
+        for factor, ours, best in sorted(ratios, key=lambda each: -each[0])
+        if factor > FASTER
     ]
     if others := ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(document["rows"]))):
         more = f" and {len(won) - NAMED} more" if len(won) > NAMED else ""
         noisy = sum(not (steady(ours) and steady(best)) for _, ours, best in ratios)
         more += f"; {noisy} of {len(ratios)} too noisy to tell (~)" * bool(noisy)
         yield f"# others: {others}; faster than ours: {', '.join(won[:NAMED]) or 'none of them'}{more}"
-
-
-def verdict(every: Sequence[Call]) -> str:
-    counts = Counter(call.fastest for call in every)
-    total = counts.total() - counts.pop(ONLY_OURS, 0)
-    if not total:
-        return "Nothing can be compared: no call has both commlib's time, by its plan, and that of another library."
-    rest = [f"{name} in {count}" for name, count in counts.most_common() if name not in (OURS, *NOBODY)]
-    text = ", ".join([f"commlib is the fastest in {counts[OURS]} of {counted(total, 'call')}", *rest])
-    return f"{text}; {LEVEL}: {counts[LEVEL]}, {UNCLEAR}: {counts[UNCLEAR]}."
 
 
 # --- charts
@@ -169,5 +129,6 @@ def _fastest(rows: Sequence[Row]) -> dict[int, float]:
 
 def chart_title(document: Mapping[str, Any]) -> str:
     ops = dict.fromkeys(row["op"] for row in document["rows"])
-    ended = "" if document["complete"] else ", not complete"
-    return f"{next(iter(ops)) if len(ops) == 1 else 'Collectives'}, {device(document)}{ended}"
+    config, machine = document["config"], document["fingerprint"]
+    where = f"{counted(config['ranks'], 'rank')} on {config['backend']}, {machine.get('gpu') or machine['cpu']}"
+    return f"{next(iter(ops)) if len(ops) == 1 else 'Collectives'}, {where}"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from commlib import env
-from commlib.errors import BuildFailed, CommError, limit_of
-from commlib.tools.cli.removed import Group, no_such_option
+from commlib.errors import BuildFailed, CommError, limit_of, meant
+from commlib.tools.cli.suggestions import no_such_option
 from commlib.version import __version__
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
 COMMANDS = {
@@ -38,7 +34,7 @@ FIRST = 6  # what a newcomer needs
 Table = dict[str, tuple[str, str]]
 
 
-class LazyGroup(Group):
+class LazyGroup(click.Group):
     """A group that knows its commands by name and help, from a table such as COMMANDS, and loads one when it is run."""
 
     table: Table
@@ -55,6 +51,14 @@ class LazyGroup(Group):
         assert isinstance(command, click.Command)
         return with_plain_values(command)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is called; of one that does not exist say which was meant."""
+        if args[0] not in self.table and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}{meant(args[0], self.table)}")
+        return super().resolve_command(ctx, args)
+
     def headings(self) -> dict[str, list[str]]:
         return {self.heading: list(self.table)}
 
@@ -64,26 +68,22 @@ class LazyGroup(Group):
             with formatter.section(heading):
                 formatter.write_dl([(name, self.table[name][1]) for name in names])
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the names of the table, too, without loading a command."""
-        from click.shell_completion import CompletionItem
-
-        names = [name for name in self.table if name.startswith(incomplete)]
-        items = [CompletionItem(name, help=self.table[name][1]) for name in names]
-        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
-
 
 class Main(LazyGroup):
     """The group of all commands, which turns errors into one line and an exit code."""
 
     table = COMMANDS
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Save the words: the ranks that -n starts are called with the same."""
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
     def headings(self) -> dict[str, list[str]]:
         return {"Start here": list(COMMANDS)[:FIRST], "More commands": list(COMMANDS)[FIRST:]}
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command line; unless `standalone_mode` is off, end the process with its exit code."""
-        _open_streams()
         if env.foreign("NO_COLOR"):  # https://no-color.org
             extra["color"] = False
         call = partial(super().main, *args, standalone_mode=False, **extra)
@@ -98,15 +98,6 @@ def with_plain_values(command: click.Command) -> click.Command:
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         with_plain_values(inner)
     return command
-
-
-def _open_streams() -> None:
-    """Put /dev/null where the caller closed stdin, stdout or stderr: the next file would take its number."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)  # takes the least number that is free
-            os.set_inheritable(null, True)
-            setattr(sys, name, os.fdopen(null, "w" if fd else "r", encoding="utf-8"))
 
 
 def _exit_with(call: Any) -> NoReturn:
@@ -126,7 +117,7 @@ def _exit_with(call: Any) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (CommError, OSError, ValueError) as error:
-        if _shows_tracebacks():
+        if env.TRACEBACK.get():
             raise
         _fail(_world_text(error), 2 if isinstance(error, ValueError) else 1)
     sys.exit(code if isinstance(code, int) else 0)
@@ -143,21 +134,12 @@ def _usage_text(error: click.ClickException) -> str:
 
 def _world_text(error: Exception) -> str:
     """Return the line; what a compiler says has lines, which are printed above it."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:  # of a write
-        return f"cannot write: {error.strerror}; make room, or write elsewhere"
     text = "; ".join(filter(None, (str(error), limit_of(error))))
     first, _, log = text.partition("\n")
     if not isinstance(error, BuildFailed) or not log:
         return text or type(error).__name__
     print(log, file=sys.stderr)
     return f"{first.rstrip(':')}; the compiler's message is above"
-
-
-def _shows_tracebacks() -> bool:
-    try:
-        return env.TRACEBACK.get()
-    except ValueError as error:
-        _fail(str(error), 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:

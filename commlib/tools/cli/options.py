@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,20 +18,12 @@ from commlib.build.sources import load_module
 from commlib.errors import meant
 from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
-from commlib.tools.report.formats import json_text, rows_text
+from commlib.tools.report.formats import csv_text, json_text
 
 if TYPE_CHECKING:
     import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Finite(click.FloatRange):
-    """A range of numbers, without the two that Python also reads: nan, which no bound refuses, and inf."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number", param, ctx)
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]  # click has one since 8.5
@@ -68,8 +60,6 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
-
-
 Command = Callable[..., Any]
 
 
@@ -104,8 +94,8 @@ def write_groups(
                 formatter.write_dl(records)
 
 
-def ranks_option(default: int | None, text: str, low: int = 1) -> Callable[[F], F]:
-    return click.option("-n", "--ranks", type=click.IntRange(low), default=default, help=text)
+def ranks_option(default: int | None, text: str) -> Callable[[F], F]:
+    return click.option("-n", "--ranks", type=click.IntRange(1), default=default, help=text)
 
 
 @dataclass
@@ -114,9 +104,7 @@ class Result:
 
     as_json: bool = False
     output: Path | None = None
-
-    def __post_init__(self) -> None:
-        self._lines: list[str] = []
+    _lines: list[str] = field(default_factory=list, init=False)
 
     def say(self, text: str) -> None:
         self._lines.append(text)
@@ -124,11 +112,11 @@ class Result:
             click.echo(text)
 
     def finish(self, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the file, and print the document if it is asked for; .csv and .md have its rows, .txt the lines."""
+        """Write the file, and print the document if it is asked for; .csv has its rows, .md and .txt the lines."""
         if self.output is not None:
-            form = self.output.suffix[1:]
-            text = click.unstyle("\n".join(self._lines)) if form == "txt" else rows_text(document, rows, form)
-            files.write(self.output, text)
+            form, lines = self.output.suffix[1:], click.unstyle("\n".join(self._lines))
+            text = csv_text(rows) if form == "csv" else f"```text\n{lines}\n```" if form == "md" else lines
+            files.write(self.output, text if form in ("csv", "md", "txt") else json_text(document))
         if self.as_json:
             click.echo(json_text(document))
 
@@ -173,29 +161,27 @@ def read_dtypes(text: str) -> tuple[torch.dtype, ...]:
     return tuple(dict.fromkeys(dtype_named(name.strip()) for name in names))
 
 
-def check_files(
-    output: Path | None, picture: Path | None, option: str = "-o", endings: Iterable[str] = (".json", ".csv", ".md")
-) -> None:
-    """Refuse what could not be written in the end; "-" is stdout."""
+def check_files(output: Path | None, picture: Path | None, endings: Iterable[str] = (".json", ".csv", ".md")) -> None:
+    """Refuse what could not be written in the end."""
     check_name(picture)
-    if output is not None and endings and output.suffix not in ("", *endings):
-        raise click.UsageError(f"{option} {output}: results end in {', '.join(endings)}; give the file such a name")
-    for name, path in ((option, output), ("--plot", picture)):
-        if path is not None and str(path) != "-" and (why := files.unwritable(path)):
+    if output is not None and output.suffix not in ("", *endings):
+        raise click.UsageError(f"-o {output}: results end in {', '.join(endings)}; give the file such a name")
+    for name, path in (("-o", output), ("--plot", picture)):
+        if path is not None and (why := files.unwritable(path)):
             raise click.UsageError(f"{name} {path}: {why}")
 
 
-def python_file(path: Path, function: str, option: str = "--peer") -> Any:
+def python_file(path: Path, function: str) -> Any:
     """Return the module that a Python file of the caller's is; it must have the function."""
     if path.suffix != ".py":
-        raise click.UsageError(f"{option} {path} is no Python file")
+        raise click.UsageError(f"--peer {path} is no Python file")
     sys.path.insert(0, str(path.parent))  # it may import what lies next to it
     try:
         module = load_module(path.absolute())
     except Exception as error:
-        raise click.UsageError(f"{option} {path}: {type(error).__name__}: {error}") from error
+        raise click.UsageError(f"--peer {path}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
     if not callable(getattr(module, function, None)):
-        raise click.UsageError(f"{option} {path} has no function {function}()")
+        raise click.UsageError(f"--peer {path} has no function {function}()")
     return module

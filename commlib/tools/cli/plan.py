@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from commlib.tools.cli import LazyGroup
 from commlib.tools.cli.options import (
     Numbers,
     Result,
@@ -18,13 +18,23 @@ from commlib.tools.cli.options import (
     read_dtypes,
     result_options,
 )
-from commlib.tools.cli.removed import Group
+from commlib.tools.report.table import fold
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
 
 
-@click.group(cls=Group)
+SUBCOMMANDS = {
+    "explain": (f"{__name__}:explain", "Say which algorithm a call of OP gets, with which parameters, and why."),
+    "show": (f"{__name__}:show", "Print the rules of PLAN, or of the plan that `init()` would take here."),
+}
+
+
+class _Plan(LazyGroup):
+    table = SUBCOMMANDS
+
+
+@click.group(cls=_Plan)
 def plan() -> None:
     """Show which algorithm a call gets, and why.
 
@@ -36,7 +46,7 @@ _ranks = ranks_option(2, "Number of ranks.")
 _backend = click.option("--backend", default="auto", help="Backend whose plan to use without PLAN; auto: as in init().")
 
 
-@plan.command()
+@click.command()
 @click.argument("plan", required=False, metavar="[PLAN]")
 @_ranks
 @_backend
@@ -44,15 +54,24 @@ _backend = click.option("--backend", default="auto", help="Backend whose plan to
 def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
     """Print the rules of PLAN, or of the plan that `init()` would take here; of a faulty file, its first mistake.
 
-    The document of --json has the ranges for -n ranks, and how well the plan fits this machine.
+    The document of --json has the rules for -n ranks, and how well the plan fits this machine.
     """
     shown, result = read_plan(plan, backend, ranks), Result(**where)
-    document = _document(shown, ranks)
+    rules = [rule.document() for rule in shown.rules_of(ranks)]
+    head = {
+        "schema": "commlib.plan.shown",
+        "version": 4,
+        "source": shown.source,
+        "digest": shown.digest,
+        "ranks": ranks,
+    }
+    fit = {**asdict(shown.fit), "description": shown.fit.description}
     result.say(str(shown))
-    result.finish(document, document["rows"])
+    rows = [{"op": rule["op"], **entry} for rule in rules for entry in rule["ranges"]]
+    result.finish({**head, "fit": fit, "pinned": dict(shown.pinned), "rules": rules}, rows)
 
 
-@plan.command()
+@click.command()
 @click.argument("op")
 @click.option("--sizes", "--bytes", "sizes", type=Numbers(low=0), default="1M", help="Such as 64K,1M.")
 @click.option("-d", "--dtype", default="float32", help="Element type: torch's name, or bf16, fp8 …")
@@ -78,7 +97,6 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 def explain(op: str, sizes: tuple[int, ...], placement: str, plan: str | None, backend: str, **call: Any) -> None:
     """Say which algorithm a call of OP gets, with which parameters, and why."""
     from commlib.collectives import COLLECTIVES, REDOPS
-    from commlib.plan.rules import Query
 
     result = Result(call.pop("as_json"), call.pop("output"))
     known_name(op, COLLECTIVES, "collective")
@@ -86,50 +104,21 @@ def explain(op: str, sizes: tuple[int, ...], placement: str, plan: str | None, b
     element = str(read_dtypes(call["dtype"])[0]).removeprefix("torch.")
     chosen = read_plan(plan, backend, call["ranks"])
     limits, rows = {name: call[name] for name in ("max_sms", "async_op")}, []
-    fold = textwrap.TextWrapper(
-        shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-    )
     for size in sizes:
         for memory in ("plain", "symmetric") if placement == "both" else (placement,):
-            query = Query(op, size, element, call["redop"], call["ranks"], memory, call["mode"])
-            why = chosen.explain(**asdict(query), **limits)
+            how = {"world": call["ranks"], "placement": memory, "mode": call["mode"], **limits}
+            why = chosen.explain(op, size, element, call["redop"], **how)
             known = {param.name: param.default for param in COLLECTIVES[op].algorithm(why.algorithm).params}
             params = {**known, **why.params}
             text = str(replace(why, source=Path(why.source).name))
             call_row = {"size": size, "placement": memory, "algorithm": why.algorithm, "params": params, "why": text}
             rows.append(call_row)
             named = ", ".join(f"{name} {value}" for name, value in params.items())
-            for line in [*str(why).splitlines(), *([f"  parameters: {named}"] if params else [])]:
-                result.say(fold.fill(line))
+            lines = [*str(why).splitlines(), *([f"  parameters: {named}"] if params else [])]
+            result.say("\n".join(fold(lines, shutil.get_terminal_size().columns, "    ")))
     head = {"schema": "commlib.plan.explained", "version": 2, "op": op, "type": element, "ranks": call["ranks"]}
     facts = {"mode": call["mode"], "digest": chosen.digest, "source": Path(chosen.source).name}
     result.finish({**head, **facts, "rows": rows}, rows)
-
-
-def _document(plan: Plan, world: int) -> dict[str, Any]:
-    """Return the ranges for so many ranks, in the order in which rules decide, and how well the plan fits."""
-    rows = [
-        {
-            **{key: getattr(rule, key) for key in ("op", "dtype", "redop", "placement", "mode")},
-            "above": above,  # bytes; null: from the smallest
-            "up_to": entry.max_bytes,  # including; null: without end
-            "choice": entry.choice,
-            **{key: getattr(entry, key) for key in ("gain", "runner_up")},
-            "rule": f"rules[{rule.number}]",
-        }
-        for rule in plan.rules_of(world)
-        for above, entry in rule.spans()
-    ]
-    return {
-        "schema": "commlib.plan.shown",
-        "version": 3,
-        "source": plan.source,
-        "digest": plan.digest,
-        "ranks": world,
-        "fit": {**asdict(plan.fit), "description": plan.fit.description},
-        "pinned": dict(plan.pinned),  # collective: the algorithm that the environment pins it to
-        "rows": rows,
-    }
 
 
 def read_plan(plan: str | None, backend: str, world: int) -> Plan:

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
 from commlib import env
 from commlib.counts import counted
 
-
-class RankCommand(click.Command):
-    """Saves its arguments: the ranks that -n starts are called with the same."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta["words"] = list(args)
-        return super().parse_args(ctx, args)
+RANK_BYTES = 256 << 20  # Python, torch and the tools take 170 MiB of a rank's own; the rest is for threads and peers
+USED = 0.9  # of the memory that is free
+Buffers = Callable[[int], int]  # bytes that each of so many ranks allocates
 
 
 def command_line(ctx: click.Context) -> str:
     """Return the command as it was typed, for the document of a run."""
-    return shlex.join(["commlib", *_names(ctx), *ctx.meta["words"]])
+    return shlex.join(["commlib", *ctx.meta["words"]])
 
 
-def _names(ctx: click.Context) -> list[str]:
-    return [] if ctx.parent is None else [*_names(ctx.parent), str(ctx.info_name)]
-
-
-def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[[int], int]) -> int | None:
-    """Run the command on so many ranks and return the exit code; None on the ranks themselves, and without -n.
-
-    `buffers` says how many bytes each of so many ranks allocates.
-    """
+def started(ctx: click.Context, ranks: int | None, buffers: Buffers) -> int | None:
+    """Run the command on so many ranks and return the exit code; None on the ranks themselves, and without -n."""
     if ranks is None:
         return None
     if env.LOCAL_SIZE.is_set():
@@ -42,7 +33,6 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
             raise click.UsageError(f"-n {ranks} inside a job of {counted(env.LOCAL_SIZE.get(), 'rank')}; leave -n out")
         return None
     from commlib import bootstrap
-    from commlib.tools import capacity
     from commlib.tools.launch import launch
 
     if env.BOOTSTRAP.get() != "local" and (around := bootstrap.around()):
@@ -51,10 +41,31 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
             f"-n {ranks} would start a job in each of the {size} processes that {launcher} started: leave out -n, to "
             f"run on these, or {launcher}, to start {ranks} here; {env.BOOTSTRAP.name}=local starts all jobs"
         )
-    capacity.check(ranks, ctx.params["backend"], buffers)
-    command = [sys.executable, "-m", "commlib", *_names(ctx), *ctx.meta["words"]]
+    check_ranks(ranks, ctx.params["backend"], buffers)
+    command = [sys.executable, "-m", "commlib", *ctx.meta["words"]]
     cores = len(os.sched_getaffinity(0))
     if ranks > cores:
         click.echo(f"commlib: {ranks} ranks share {counted(cores, 'core')}: timings are unreliable", err=True)
-    spread = "core" if ranks <= cores else "none"
-    return launch(command, ranks, prefix=False, bind=spread if bind == "auto" else bind)
+    return launch(command, ranks, prefix=False, bind="core" if ranks <= cores else "none")
+
+
+def check_ranks(ranks: int, backend: str, buffers: Buffers) -> None:
+    """Refuse, before any rank starts, more than the backend serves or the free memory of the machine holds."""
+    import torch
+
+    from commlib.native import library
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    served = {"nccl": gpus, "torch": ranks}.get(backend, max(gpus, library.max_shm_ranks()))
+    if ranks > served:
+        raise click.UsageError(f"-n {ranks} is more than fits here: backend {backend} serves {served} on this machine")
+    needed = RANK_BYTES + library.shm_section_bytes(ranks) + buffers(ranks)
+    free = free_memory()
+    if ranks * needed > USED * free:
+        of_each = f"each takes {needed >> 20} MiB, and {free >> 20} MiB of memory are free"
+        raise click.UsageError(f"-n {ranks} is more than fits here: {of_each}")
+
+
+def free_memory() -> int:
+    text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    return int(re.search(r"MemAvailable: *(\d+)", text)[1]) << 10  # type: ignore[index]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
+
+from commlib import env
+
+MAX_RANKS = 1024  # more is a slip, which would fill the machine
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -14,7 +19,7 @@ import click
     "--nproc-per-node",
     "size",
     metavar="N",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_RANKS),
     help="Ranks.  [default: GPUs, or 2]",
 )
 @click.option("--bind", type=click.Choice(["none", "core"]), default="none", help="core: pin rank r to the r-th core.")
@@ -31,10 +36,15 @@ def run(size: int | None, bind: str, prefix: bool, module: bool, cmd: tuple[str,
     is that of the first rank that fails (128 + signal if it was killed); the other ranks are then ended. Standard input
     goes to rank 0.
     """
-    from commlib.tools.capacity import check_processes, default_ranks
     from commlib.tools.launch import launch
 
     size = size or default_ranks()
-    check_processes(size)
     python = [sys.executable, "-m"] if module else [sys.executable] if cmd[0].endswith(".py") else []
     sys.exit(launch([*python, *cmd], size, prefix=prefix, bind=bind))
+
+
+def default_ranks() -> int:
+    """Return one rank for each GPU that the driver shows this process, and 2 where there are fewer."""
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = env.foreign("CUDA_VISIBLE_DEVICES").split(",")
+    return max(0 if env.hides_gpus() else min(devices, len(visible)) if visible != [""] else devices, 2)

@@ -12,16 +12,14 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.cli.options import Result, known_name, ranks_option, result_options
-from commlib.tools.cli.ranks import RankCommand, command_line
+from commlib.tools.cli.ranks import check_ranks, command_line
 from commlib.tools.report.document import Document, Kind, Report, Row
 
 BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective
-
-
 KIND = Kind("commlib.test", 1, "commlib test --json", of=Document)
 
 
-@click.command(cls=RankCommand)
+@click.command()
 @ranks_option(None, "Number of ranks; without it 2, 3 and 4.")
 @click.option("--quick", is_flag=True, help="Two ranks, few sizes and types: a few seconds.")
 @click.option("--op", "only", metavar="OP", help="Check one collective only.")
@@ -31,12 +29,11 @@ def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None
     """Check every algorithm of this installation on live ranks: values, types, reductions, ragged sizes."""
     from commlib.backends import BACKENDS
     from commlib.collectives import COLLECTIVES
-    from commlib.tools import capacity
 
     sizes = [ranks] if ranks is not None else [2] if quick else [2, 3, 4]
     names = [known_name(only, COLLECTIVES, "collective")] if only is not None else list(COLLECTIVES)
     if ranks is not None:
-        capacity.check(ranks, "auto", lambda ranks: BUFFER_BYTES)
+        check_ranks(ranks, "auto", lambda ranks: BUFFER_BYTES)
     start, report, result = time.perf_counter(), Report(KIND, command_line(ctx)), Result(**where)
     for size, backend in itertools.product(sizes, BACKENDS):
         if note := _left_out(backend, size):

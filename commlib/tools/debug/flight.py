@@ -1,12 +1,11 @@
-"""Dumps as PyTorch's flight recorder writes them: torch.distributed.flight_recorder.fr_trace reads them unchanged."""
+"""Dumps of collectives as PyTorch's flight recorder writes them, for torch.distributed.flight_recorder.fr_trace."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from commlib.debug.jobs import Job, Rank
+from commlib.debug.jobs import Job
 from commlib.debug.record import Call, Slot
 
 VERSION = "2.10"  # of torch's format
@@ -28,100 +27,46 @@ _NAMES = {
     "barrier": ("all_reduce_barrier", 1, 1),
 }
 Entry = dict[str, Any]
-Members = tuple[int, ...]
 
 
 def flights(job: Job) -> dict[int, bytes]:
-    since = _since(job)
+    """Return a dump for each rank, of its collectives from where all ranks of a communicator have theirs."""
+    order = list(job.communicators)
+    since = [max(min(slot.calls, default=0) for slot in slots) for slots in job.communicators.values()]
     dumps = {}
-    for rank in job.ranks.values():
-        rows = sorted(_rows(job, rank, since), key=lambda row: (row[1]["time_created_ns"], row[1]["collective_seq_id"]))
-        if rank.slots:
-            entries = [{"record_id": number, **entry} for number, (_, entry) in enumerate(rows)]
-            groups = {
-                entry["process_group"][0]: {
-                    "name": entry["process_group"][0],
-                    "desc": entry["process_group"][1],
-                    "ranks": str(list(members)),
-                }
-                for members, entry in rows
-            }
-            dump = {"version": VERSION, "entries": entries, "pg_config": groups, "pg_status": {}, "rank": rank.number}
-            dumps[rank.number] = pickle.dumps(dump)
+    for rank in (rank for rank in job.ranks.values() if rank.slots):
+        entries, groups = [], {}
+        for slot in rank.slots:
+            if slot.closed or slot.id not in order:
+                continue
+            name = str(order.index(slot.id))
+            members = [job.name(slot, peer) for peer in range(slot.world)]
+            groups[name] = {"name": name, "desc": slot.backend, "ranks": str(members)}
+            calls = (call for call in slot.calls.values() if call.number >= since[int(name)])
+            entries += [_entry(call, slot, name) for call in calls]
+        entries.sort(key=lambda entry: (entry["time_created_ns"], entry["collective_seq_id"]))
+        entries = [{"record_id": number, **entry} for number, entry in enumerate(entries)]
+        dump = {"version": VERSION, "entries": entries, "pg_config": groups, "pg_status": {}, "rank": rank.number}
+        dumps[rank.number] = pickle.dumps(dump)
     return dumps
-
-
-def _rows(job: Job, rank: Rank, since: Mapping[str, int]) -> Iterator[tuple[Members, Entry]]:
-    """Yield the calls of a rank, each with the ranks that make it, from where all of these have theirs."""
-    for slot in rank.slots:
-        order = list(job.communicators)
-        if slot.closed or slot.id not in order:
-            continue
-        name = str(order.index(slot.id))
-        members = tuple(job.name(slot, peer) for peer in range(slot.world))
-        for call in slot.calls.values():
-            if call.number >= since[name]:
-                yield members, _entry(call, slot, name)
-        for call in slot.messages.values():
-            pair = _pair(slot, call, name)
-            if call.root != slot.rank and call.stream >= since[pair]:
-                yield tuple(members[at] for at in sorted((slot.rank, call.root))), _message(call, slot, pair)
-
-
-def _since(job: Job) -> dict[str, int]:
-    """Return, for each process group, the first number that all ranks which have some of it still have."""
-    since: dict[str, int] = {}
-    for name, slots in enumerate(job.communicators.values()):
-        for slot in slots:
-            firsts = [(str(name), min(slot.calls, default=0))]
-            streams: dict[str, int] = {}
-            for call in slot.messages.values():
-                pair = _pair(slot, call, str(name))
-                streams[pair] = min(call.stream, streams.get(pair, call.stream))
-            for group, first in [*firsts, *streams.items()]:
-                since[group] = max(since.get(group, 0), first)
-    return since
-
-
-def _pair(slot: Slot, call: Call, name: str) -> str:
-    """Return the process group of a message: each direction of a pair has one, as only those two ranks take part."""
-    ends = (slot.rank, call.root) if call.sends else (call.root, slot.rank)
-    return f"{name}:{ends[0]}->{ends[1]}"
 
 
 def _entry(call: Call, slot: Slot, name: str) -> Entry:
     name_in_torch, blocks_in, blocks_out = _NAMES.get(call.op, (call.op, 1, 1))
-    return _fields(call, call.number <= slot.finished) | {
+    file, _, line = call.site.rpartition(":")
+    done = call.number <= slot.finished
+    return {
+        "pg_id": 0,
         "process_group": (name, slot.backend),
         "collective_seq_id": call.number,
         "p2p_seq_id": 0,
         "is_p2p": False,
-        "profiling_name": f"nccl:{name_in_torch}",  # the analyser does not know us
-        "input_sizes": [[call.count * (blocks_in or slot.world)]],
-        "output_sizes": [[call.count * (blocks_out or slot.world)]],
-    }
-
-
-def _message(call: Call, slot: Slot, pair: str) -> Entry:
-    us, peer = (int(at > other) for at, other in ((slot.rank, call.root), (call.root, slot.rank)))
-    return _fields(call, bool(call.finished_ns)) | {
-        "process_group": (pair, "messages"),
-        "collective_seq_id": call.stream,
-        "p2p_seq_id": call.stream,
-        "is_p2p": True,
-        "profiling_name": f"nccl:send {us}->{peer}" if call.sends else f"nccl:recv {us}<-{peer}",
-        "input_sizes": [[call.count]],
-        "output_sizes": [[call.count]],
-    }
-
-
-def _fields(call: Call, done: bool) -> Entry:
-    file, _, line = call.site.rpartition(":")
-    return {
-        "pg_id": 0,
         "op_id": call.number,
+        "profiling_name": f"nccl:{name_in_torch}",  # the analyser does not know us
         "time_created_ns": call.entered_ns,
         "duration_ms": (call.finished_ns - call.entered_ns) * 1e-6 if call.finished_ns else None,
+        "input_sizes": [[call.count * (blocks_in or slot.world)]],
+        "output_sizes": [[call.count * (blocks_out or slot.world)]],
         "input_dtypes": [call.dtype],
         "output_dtypes": [call.dtype],
         "state": "completed" if done else "started",

@@ -76,15 +76,7 @@ def _why_passed_over(pid: int) -> str:
         record = opened(fd)
         if record is None:
             return f"process {pid} runs another version of commlib; use the `commlib` of its environment"
-        if record.pid == pid:
-            continue
-        if _namespace(pid) != _namespace(os.getpid()):
-            return f"process {pid} is in a container (another PID namespace); run commlib debug in there"
-        return f"process {pid} is no rank: it was forked from rank process {record.pid}, or from a child of that"
+        if record.pid != pid:
+            other = f"was forked from rank process {record.pid}"
+            return f"process {pid} is no rank: it {other}, or is in a container: run commlib debug in there"
     return ""
-
-
-def _namespace(pid: int) -> Path | None:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/ns/pid").readlink()
-    return None

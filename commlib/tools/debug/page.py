@@ -6,7 +6,6 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from itertools import chain
 from typing import Any
 
 from commlib.counts import counted, ranks_text
@@ -15,8 +14,8 @@ from commlib.debug.format import members_text, seconds_text, waited_in
 from commlib.debug.jobs import Job, Rank, job_of
 from commlib.debug.record import Slot
 from commlib.tools.debug.host import jobs_here, starting_here
+from commlib.tools.report.table import MIN_COLUMNS, fold
 
-MIN_COLUMNS = 40
 _STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -132,9 +131,7 @@ def stack_text(rank: Rank, slots: Iterable[Slot]) -> str:
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
-    columns = max(shutil.get_terminal_size().columns, MIN_COLUMNS)
-    broken = (textwrap.wrap(line, columns, subsequent_indent="    ", break_on_hyphens=False) for line in lines)
-    return [*chain(*broken)]
+    return fold(lines, shutil.get_terminal_size().columns, "    ")
 
 
 def clipped(line: str) -> str:

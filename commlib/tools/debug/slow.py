@@ -27,8 +27,6 @@ _TIMES, _TIMES_WAITS = 2.5, 1.5  # a late rank keeps others so much longer than 
 _PARTS, _PARTS_LATE, _PARTS_SHARE = 10, 3, 0.6  # and does so in so large a share of the parts in which others wait
 
 Place = tuple[int, int]  # a process and a communicator
-
-
 Look = int  # the peer that it waits for, or one of these
 PROGRAM, MOVES = -2, -1
 Looks = dict[Place, Look]  # of all ranks, at one moment

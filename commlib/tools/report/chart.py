@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commlib.errors import Unsupported
 from commlib.tools.report.figures import about
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ SUFFIXES = (".png", ".svg")
 NEEDS = "drawing needs matplotlib; `pip install matplotlib`"
 WIDTH_IN, HEIGHT_IN, DPI = 5.2, 3.2, 110  # of a panel
 MARGIN_IN = 0.9  # of what is above and below
+SIZE = r' (width|height)="[\d.]+pt"'  # which a page has itself
 INK = "#1a1d21"  # in a page it becomes the colour of its text
 MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 OURS: dict[str, Any] = {"color": INK, "linewidth": 3, "marker": "o", "markersize": 5, "zorder": 4}
@@ -67,20 +67,17 @@ def missing() -> str:
 
 
 def check_name(path: Path | None) -> None:
-    """Refuse a picture whose name ends in none of SUFFIXES, before anything is measured or printed."""
+    """Refuse a picture that cannot be drawn, before anything is measured or printed."""
     if path is not None and path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"--plot {path.name} is no {' or '.join(SUFFIXES)} file; give it such a name")
+    if path is not None and missing():
+        raise ValueError(f"--plot: {NEEDS}")
 
 
 def draw(path: Path, title: str, rows: Rows) -> None:
-    """Write a file; without matplotlib Unsupported says how to get it."""
-    check_name(path)
     if not rows:
         raise ValueError(f"nothing to draw in {path}: no row has a time")
-    try:
-        _save(rows, title, path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    _save(rows, title, path)
 
 
 def svg(title: str, rows: Rows) -> str:
@@ -90,16 +87,10 @@ def svg(title: str, rows: Rows) -> str:
     text = io.StringIO()
     _save(rows, title, text, format="svg", transparent=True)
     _, _, element = text.getvalue().partition("<svg")
-    of_page = (
-        r' (width|height)="[\d.]+pt"|<metadata>.*?</metadata>|font-family: [^;]*; '  # the page has a size and a font
-    )
-    element = re.sub(of_page, "", element, flags=re.DOTALL)
-    return f"<svg{element}".replace(INK, "currentColor")
+    return f"<svg{re.sub(SIZE, '', element)}".replace(INK, "currentColor")
 
 
 def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:
-    if missing():
-        raise Unsupported(f"--plot: {NEEDS}")
     from matplotlib import rc_context
 
     with rc_context(STYLE):

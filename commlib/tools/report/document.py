@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from commlib import env
 from commlib.tools.report.files import read_json
-from commlib.tools.report.schema import fault
 
 Row = dict[str, Any]  # a row of a document: its schema says what is in it
 # The variables that change a figure: named families only, as the rest of the environment holds secrets.
 FAMILIES = ("NCCL_", "CUDA_", "TORCH_NCCL_", "OMP_", "COMMLIB_")
-SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED")
-HOSTS = frozenset({"NCCL_COMM_ID", "CUDA_MPS_CLIENT_HOST"})
-PLACE = re.compile(r"[/\\~@]|\b\d+(\.\d+){3}\b")  # a path, a user at a host, or an address
-HIDDEN = "(set)"
+# In NAME=VALUE: what may be a secret, a path, a user at a host, or an address.
+PRIVATE = re.compile(r"^\w*(KEY|TOKEN|SECRET|PASS|CRED|COMM_ID|HOST|PLAN|LIBRARY|DIR)|[/\\~@]|\b\d+(\.\d+){3}\b")
 
 
 @dataclass(frozen=True)
@@ -33,24 +30,8 @@ class Document:
     created: str  # ISO 8601, UTC
     complete: bool
     ended: str | None  # why the run is not complete
-    fingerprint: Fingerprint
+    fingerprint: dict[str, Any]  # the machine and its software: cpu, cores, gpu, gpus, kernel, torch, commlib …
     environment: dict[str, Any]  # the variables that may change a figure, never all
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """The machine and its software."""
-
-    cpu: str
-    cores: int | None
-    machine: str
-    kernel: str
-    python: str
-    torch: str
-    commlib: str
-    settings: dict[str, Any]
-    gpu: str | None = None
-    gpus: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,39 +46,31 @@ class Kind:
     def read(self, path: Path) -> dict[str, Any]:
         documents = self.read_all(path)
         if len(documents) != 1:
-            raise ValueError(
-                f"{path} has {len(documents)} runs; `{self.command} show --part N --format json` gives one"
-            )
+            raise ValueError(f"{path} has {len(documents)} runs; `{self.command} show --part N --json` gives one")
         return documents[0]
 
     def read_all(self, path: Path) -> list[dict[str, Any]]:
-        """Read the documents of a file; every fault is a ValueError that names file, place and remedy.
+        """Read the documents of a file; what is there beyond the fields does no harm, a newer commlib may add it."""
+        documents = unpacked(read_json(path, self.command))
+        for document in documents:
+            name, version = (document.get(key) if isinstance(document, dict) else None for key in ("schema", "version"))
+            if name != self.name:
+                raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {name!r}, not "{self.name}"')
+            if version != self.version:
+                remedy = "upgrade commlib" if isinstance(version, int) and version > self.version else "measure again"
+                reads = f"this commlib reads version {self.version}"
+                raise ValueError(f"{path} has version {version!r}, but {reads}: {remedy}")
+        return documents
 
-        What is there beyond the fields does no harm, and a newer commlib may add it.
-        """
-        content = read_json(path, self.command)
-        try:
-            documents = unpacked(content)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise ValueError(f"{path}: its rows are not as `{self.command}` writes them; measure again") from None
-        return [self._checked(document, path) for document in documents]
 
-    def _checked(self, document: Any, path: Path) -> dict[str, Any]:
-        if not isinstance(document, dict) or document.get("schema") != self.name:
-            name = repr(document.get("schema")) if isinstance(document, dict) else f"a {type(document).__name__}"
-            raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {name}, not "{self.name}"')
-        version = document.get("version")
-        if version != self.version:
-            remedy = "upgrade commlib" if isinstance(version, int) and version > self.version else "measure again"
-            reads = f"this commlib reads version {self.version}"
-            raise ValueError(f"{path} has version {version!r}, but {reads}: {remedy}")
-        if why := self.fault(document):
-            raise ValueError(f"{path}: {why}; it was changed, or written by another commlib: measure again")
-        return document
+def required(field: Field[Any]) -> bool:
+    return field.default is MISSING
 
-    def fault(self, document: Any) -> str:
-        """Return what a rendering would stumble over, with its place; "" for nothing."""
-        return fault(document, self.of, "").removeprefix(".").removeprefix(": ")
+
+def to_json(row: Any) -> Row:
+    """Return what JSON has of a row's dataclass; a field with a default is left out where it is None."""
+    parts = ((field, getattr(row, field.name)) for field in fields(row))
+    return {field.name: part for field, part in parts if part is not None or required(field)}
 
 
 class Report:
@@ -156,12 +129,11 @@ def _nested(cells: Mapping[str, Any]) -> Row:
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings of these families; of paths and addresses only that they are set, of secrets nothing."""
+    """Return the settings of these families, but for what may be private."""
     variables = os.environ if variables is None else variables
     ours = {variable.name for variable in env.VARIABLES if variable.internal}
-    paths = {variable.name for variable in (env.PLAN, env.LIBRARY, env.CACHE_DIR)}
     return {
-        name: HIDDEN if name in paths or name in HOSTS or PLACE.search(value) else value
+        name: value
         for name, value in sorted(variables.items())
-        if name.startswith(FAMILIES) and name not in ours and not any(part in name for part in SECRETS)
+        if name.startswith(FAMILIES) and name not in ours and not PRIVATE.search(f"{name}={value}")
     }

@@ -1,9 +1,14 @@
-"""How figures are written: sizes, times, ratios with their intervals, shares."""
+"""Figures of blocks: percentiles, ratios with their intervals; and how sizes, times, ratios and shares are written."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from commlib.tools.timing import Measurement
+
+MIN_BLOCKS = 3  # of fewer, no interval can be had
 _BINARY = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
@@ -24,12 +29,6 @@ def about(num_bytes: float) -> str:
     return f"{num_bytes:.0f}"
 
 
-def whole_text(number: int, digits: int) -> str:
-    """Write a whole number in full, or as a size where it has too many digits."""
-    texts = (str(number), size_text(number), about(number))
-    return next((text for text in texts if len(text) <= digits), texts[-1])
-
-
 def fitted(value: float | None, width: int) -> str:
     """Write a figure with about four digits, as the rest is noise, and fewer where they do not fit."""
     if value is None:
@@ -47,7 +46,8 @@ def percent_text(fraction: float | None) -> str:
 
 
 def ratio_text(value: float) -> str:
-    return f"{value:.{_decimals(value)}f}" if value < 9999.5 else f"{value / 1000:.0f}k"
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{decimals}f}" if value < 9999.5 else f"{value / 1000:.0f}k"
 
 
 def interval_text(ratio: dict[str, Any] | None) -> str:
@@ -57,5 +57,11 @@ def interval_text(ratio: dict[str, Any] | None) -> str:
     return f"{ratio_text(ratio['ratio'])} [{ratio_text(ratio['low'])}–{ratio_text(ratio['high'])}]"
 
 
-def _decimals(ratio: float) -> int:
-    return 2 if ratio < 9.995 else 1 if ratio < 99.95 else 0
+def percentiles_us(measured: Measurement, percents: Sequence[int] = (0, 10, 50, 90, 100)) -> dict[str, float]:
+    return {f"p{p}": round(measured.percentile_s(p) * 1e6, 4) for p in percents}
+
+
+def ratio_of(above_us: Mapping[str, float], below_us: Mapping[str, float]) -> dict[str, float]:
+    """Return how many times as long `above` takes: of medians, and of the middle four fifths of blocks."""
+    ends = {"ratio": ("p50", "p50"), "low": ("p10", "p90"), "high": ("p90", "p10")}
+    return {name: round(above_us[above] / below_us[below], 4) for name, (above, below) in ends.items()}

@@ -27,25 +27,17 @@ def write(path: Path, text: str) -> None:
 
     What is no regular file (a pipe, /dev/null) is written into: to put a file in its place would take it away.
     """
+    data = f"{text.removesuffix(chr(10))}\n".encode()
+    temporary = path.resolve().with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         if _is_special(path):
-            _fill(path, text, "w")
-        else:
-            _replace(path.resolve(), text)
+            path.write_bytes(data)
+            return
+        with temporary.open("xb") as file:  # a link that somebody put there is not followed
+            file.write(data)
+        temporary.replace(path.resolve())
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _fill(path: Path, text: str, mode: str) -> None:
-    with path.open(mode, encoding="utf-8", newline="") as file:
-        file.write(text.removesuffix("\n") + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        _fill(temporary, text, "x")  # a link that somebody put there is not followed
-        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -55,21 +47,10 @@ def _is_special(path: Path) -> bool:
 
 
 def read_json(path: Path, command: str) -> Any:
-    """Return what a file has that this command wrote; a fault is a ValueError that names file, line and remedy."""
+    """Return what a file has that this command wrote; a fault is a ValueError that names the file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a text file; give the JSON that `{command} -o` writes") from None
+        return printable(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        return printable(json.loads(text))
-    except json.JSONDecodeError as error:
-        whole = text.strip()
-        # What begins as a document and has no end was cut short: a full disk, a copy that was stopped.
-        if whole.startswith("{") and (error.pos >= len(text.rstrip()) or not whole.endswith("}")):
-            raise ValueError(f"{path} ends in line {error.lineno}, in the middle: copy or measure it again") from None
-        remedy = f"give the JSON that `{command} -o` writes"
-        raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}; {remedy}") from None
-    except (RecursionError, ValueError) as error:
-        raise ValueError(f"{path} is not from `{command}`: {error}") from None
+    except ValueError as error:  # no text, or no JSON
+        raise ValueError(f"{path} is not the JSON that `{command} -o` writes: {error}") from None

@@ -7,12 +7,11 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from commlib.tools.report.table import Column
 
-CODE = r"((?<!`)`(?!`)[^`\n]+`(?!`))"  # as markdown has it
+CELL = r"[|<]|\]\("  # what is escaped in tables
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -26,17 +25,14 @@ def _json(value: Any) -> str:
     return json.dumps(value)
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str] | None = None) -> str:
-    """Write RFC 4180: one header, one line for each row, nothing for what a row does not have.
-
-    `fields` gives each column the place of its value in a row: "speedup.low" is in a part of it. None: all there are.
-    """
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write RFC 4180: one header, one line for each row, nothing for what a row does not have."""
     cells = [dict(flat(row)) for row in rows]
-    fields = fields or {place: place for row in cells for place, value in row.items() if value is not None}
+    places = dict.fromkeys(place for row in cells for place, value in row.items() if value is not None)
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(fields)
-    writer.writerows([_plain(row.get(place)) for place in fields.values()] for row in cells)
+    writer.writerow(places)
+    writer.writerows([_plain(row.get(place)) for place in places] for row in cells)
     return text.getvalue().removesuffix("\r\n")
 
 
@@ -61,33 +57,10 @@ def markdown_table(columns: Sequence[Column], items: Iterable[Any]) -> list[str]
     return [_cells(names), _cells(sides), *(_cells([column.read(item) for column in columns]) for item in items)]
 
 
-def escaped(text: str) -> str:
-    """Take their meaning in markdown from the characters of a text, but for what stands between backticks."""
-    parts = re.split(CODE, text)  # every second one is code
-    return "".join(part if at % 2 else _inert(part, ("\\", "*", "<", "#", "](")) for at, part in enumerate(parts))
+def escaped(text: str, marks: str = r"[\\`*<#]|\]\(") -> str:
+    """Put a backslash before the characters that mean something in markdown."""
+    return re.sub(marks, r"\\\g<0>", text)
 
 
 def _cells(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_inert(' '.join(cell.split()), ('|', '<', '](')) for cell in cells)} |"
-
-
-def _inert(text: str, marks: Iterable[str]) -> str:
-    """Put a backslash before the last character of these."""
-    for mark in marks:
-        text = text.replace(mark, f"{mark[:-1]}\\{mark[-1]}")
-    return text
-
-
-def rows_text(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], form: str) -> str:
-    if form == "csv":
-        return csv_text(rows)
-    if form == "md":
-        cells = [{name: " ".join(str(value).split()) for name, value in flat(row)} for row in rows]
-        names = dict.fromkeys(name for row in cells for name in row)
-        columns = [Column(name, partial(_cell, name), left=True) for name in names]
-        return "\n".join(markdown_table(columns, cells))
-    return json_text(document)
-
-
-def _cell(name: str, cells: Mapping[str, str]) -> str:
-    return cells.get(name, "")
+    return f"| {' | '.join(escaped(' '.join(cell.split()), CELL) for cell in cells)} |"

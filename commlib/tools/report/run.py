@@ -14,25 +14,48 @@ from pathlib import Path
 from typing import Any
 
 from commlib.errors import CommError
-from commlib.tools.report import chart
 from commlib.tools.report.document import Report, Row
 from commlib.tools.report.files import write
-from commlib.tools.report.progress import Progress
 from commlib.tools.report.table import fold
 from commlib.tools.report.view import View, grouped
 
 INTERRUPTED_TEXT = "interrupted"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each asks a run to report what it has
-UNREAD = 141  # as of a program that SIGPIPE ends: nobody reads what it prints
-STDOUT = Path("-")
 PAGE = "page"  # the form that says where the rest is
 AFTER_PEER_S = 0.2  # the end of a peer that Ctrl-C reached may be seen before our own Ctrl-C
 STUCK_S = 1.5  # after Ctrl-C a rank that has not come out of a call waits in another library, maybe for ever
-CUT_OFF = ("csv",)  # forms that have no place to say that they are not complete
+CLEAR = "\r\033[K"
+
+
+class Progress:
+    """One line on stderr, if that is a terminal: drawn over itself, and taken away before anything is printed."""
+
+    def __init__(self, total: int, width: int, speaks: bool = True) -> None:
+        self.total, self.width = total, width
+        self._started = time.monotonic()
+        self._speaks = speaks and sys.stderr.isatty()
+
+    def show(self, done: int, what: str) -> None:
+        spent_s = time.monotonic() - self._started
+        left = f", {_clock(spent_s / done * (self.total - done))} left" if done else ""
+        self._draw(f"{done}/{self.total} {_clock(spent_s)}{left}  {what}"[: self.width - 1])
+
+    def clear(self) -> None:
+        self._draw("")
+
+    def _draw(self, text: str) -> None:
+        if self._speaks:
+            sys.stderr.write(CLEAR + text)
+            sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 class Output:
-    """Where a run prints and writes; a path "-" is JSON on stdout. Ranks that do not speak print and write nothing."""
+    """Where a run prints and writes; ranks that do not speak print and write nothing."""
 
     def __init__(
         self,
@@ -42,40 +65,21 @@ class Output:
         picture: Path | None = None,
         speaks: bool = True,
     ) -> None:
-        self.view, self.picture, self.speaks = view, picture, speaks
-        self.form, self.path = ("json", None) if path == STDOUT else (form, path)
-        self.unread = False  # the reader of stdout has gone
+        self.view, self.form, self.path, self.picture, self.speaks = view, form, path, picture, speaks
+        self.unread = False  # nobody reads what is printed, and there is no file
         self._report: Report | None = None
         self._series: Any = None  # the one that has its head
-        self._head: list[str] = []  # the lines that are printed
-
-    @property
-    def wanted(self) -> bool:
-        """Say whether there is somebody to measure for: a reader of stdout, or one of a file."""
-        return not self.unread or self.path is not None or self.picture is not None
-
-    def lacks(self) -> list[str]:
-        """Say at once which file will not be there in the end; return it as a note."""
-        missing = chart.missing() if self.picture else ""
-        if not missing or self.picture is None:
-            return []
-        text = f"no {self.picture.name}: {missing}"
-        self.picture = None
-        self._warn(text)
-        return [text]
 
     def open(self, report: Report, parts: int) -> None:
         self._report = report
         self._shown = self.view(report.document(complete=False))
         self._progress = Progress(parts, self._shown.width, self.speaks)
-        head = fold(self._shown.opening(), self._shown.width)
-        self.say(head[len(self._head) :], PAGE if self.form == PAGE else "table")
-        self._head = head
+        self.say(fold(self._shown.opening(), self._shown.width), ("table", PAGE))
 
     def show(self, done: int, what: str) -> bool:
         """Say to a person how far the run is; return whether there is still somebody to measure for."""
         self._progress.show(done, what)
-        return self.wanted
+        return not self.unread
 
     def rows(self, rows: Sequence[Row]) -> None:
         view = self._shown
@@ -84,11 +88,11 @@ class Output:
             self.say([*(view.head(shown) if series != self._series else []), *view.body(shown)])
             self._series = series
 
-    def say(self, lines: Sequence[str], form: str = "table") -> None:
-        """Print lines of a form, unless another one is asked for."""
-        if self.speaks and self.form == form:
+    def say(self, lines: Sequence[str], forms: Sequence[str] = ("table",)) -> None:
+        """Print lines of these forms, unless another one is asked for."""
+        if self.speaks and self.form in forms:
             self._progress.clear()
-            self._print(lines)
+            self.unread |= not printed(lines) and self.path is None and self.picture is None
 
     def finish(self, ended: str) -> None:
         """Write the files, and print what stands below the rows, or the whole in another form."""
@@ -103,10 +107,11 @@ class Output:
         view = self.view(self._report.document(ended), self._shown.width)
         forms = [self.form, *self._write(view)]
         if self.form == PAGE:
-            self._print([*view.page_rest(), *view.where(self.path, self.picture)])
+            written = [f"# {path}" for path in (self.path, self.picture) if path]
+            printed([*view.page_rest(), *(written or ["# every row: --format table; -o FILE.json keeps them"])])
         else:
-            self._print(view.ending() if self.form == "table" else [view.render(self.form)])
-        if ended and any(form in CUT_OFF for form in forms):
+            printed(view.ending() if self.form == "table" else [view.render(self.form)])
+        if ended and "csv" in forms:  # has no place to say it
             self._warn(f"{ended}: not complete")
 
     def _write(self, view: View) -> Iterator[str]:
@@ -119,15 +124,12 @@ class Output:
         if self.picture is not None:
             try:
                 view.plot(self.picture)
-            except (CommError, OSError, ValueError, ImportError) as error:  # a picture is only an addition
+            except (OSError, ValueError) as error:  # a picture is only an addition
                 self._warn(f"no {self.picture.name}: {error}")
 
     def _warn(self, text: str) -> None:
         if self.speaks:
             sys.stderr.write(f"commlib: {text}\n")
-
-    def _print(self, lines: Sequence[str]) -> None:
-        self.unread |= not printed(lines)
 
 
 def printed(lines: Sequence[str]) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+MIN_COLUMNS = 40
+
 
 @dataclass(frozen=True)
 class Column:
@@ -52,8 +54,9 @@ def _breadth(columns: Sequence[Column]) -> int:
     return sum(column.width + 1 for column in columns) - 1
 
 
-def fold(lines: Iterable[str], width: int) -> list[str]:
-    """Break # lines that are wider than the terminal; what is broken off is indented."""
-    room = max(width, 8)
-    pieces = (textwrap.wrap(line, room, subsequent_indent="#   ", break_on_hyphens=False) for line in lines)
-    return [piece[:width] for of_line in pieces for piece in of_line]
+def fold(lines: Iterable[str], width: int, indent: str = "#   ") -> list[str]:
+    """Break lines that are wider than the terminal, but no path; what is broken off is indented."""
+    wrapper = textwrap.TextWrapper(
+        max(width, MIN_COLUMNS), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [piece for line in lines for piece in wrapper.wrap(line)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -68,10 +67,6 @@ class View(ABC):
         """Return what a run prints in the end, below the opening, where its form is a page."""
         return []
 
-    def where(self, path: Path | None, picture: Path | None) -> list[str]:
-        """Return what a run prints below a page: where the rest is."""
-        return []
-
     def by_series(self) -> Iterator[list[Row]]:
         return grouped(self.rows(), self.series)
 
@@ -114,15 +109,6 @@ class View(ABC):
 def terminal_columns() -> int:
     """Return the width of the terminal; of a pipe or a file one into which every column fits."""
     return shutil.get_terminal_size((160, 24)).columns
-
-
-def device(document: Mapping[str, Any]) -> str:
-    """Name what a document is of, for a title: 2 × H200; 2 ranks on a Xeon."""
-    machine, config = document["fingerprint"], document.get("config", {})
-    gpu = machine.get("gpu") if config.get("backend") != "shm" and config.get("device") != "cpu" else None
-    name = gpu.removeprefix("NVIDIA ") if gpu else re.sub(r"\((?:R|TM)\)| (?:CPU|Processor)\b.*", "", machine["cpu"])
-    ranks = config.get("ranks", 1)
-    return f"{ranks} × {name}" if gpu and ranks > 1 else f"{ranks} ranks on {name}" if ranks > 1 else str(name)
 
 
 def unfinished(document: Mapping[str, Any]) -> list[str]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 TYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPES)
-FLOATS = tuple(dtype for dtype in TYPES if dtype.is_floating_point)
-INTEGERS = tuple(dtype for dtype in TYPES if dtype != torch.bool and not (dtype.is_floating_point or dtype.is_complex))
 POISON = 0x5A
 BLOCK_COUNT = 2048  # up to here a count is of one block
 
@@ -237,8 +235,3 @@ def _first(good: torch.Tensor, out: torch.Tensor, expected: torch.Tensor) -> str
     at = int(bad[0])
     got, want = out[at].item(), expected[at].item()
     return f"wrong: {len(bad)} of {counted(len(good), 'element')}, the first at {at}: {got}, expected {want}"
-
-
-def agree(verdicts: Sequence[Verdict]) -> bool:
-    """Whether all ranks produced the same bits: what all_reduce promises."""
-    return len({verdict.checksum for verdict in verdicts}) == 1

@@ -47,7 +47,6 @@ class Protocol:
     slow_s: float = 1.0  # a call that takes longer is checked and measured once
     buffers: int = 3  # in rotation, so that no call finds its own last result in the cache
     check: bool = True
-    seed: int = 0
     graph: bool = False
     lead_in: Run | None = None  # of graphs: what the device does before each replay, outside of the clock
     race: float = 0.0  # leave out, after the least blocks, whoever takes so many times the best's; 0: nobody
@@ -227,7 +226,7 @@ def _run_blocks(comm: Group, entries: list[Entry], protocol: Protocol, begun: tu
     min_blocks, max_blocks = protocol.blocks
     turns = 0  # that everyone has had
     if protocol.race > 0 and len(entries) > 1 and max_blocks > min_blocks:
-        _interleave(comm, entries, [min_blocks] * len(entries), random.Random(f"{protocol.seed} {name}"))
+        _interleave(comm, entries, [min_blocks] * len(entries), random.Random(name))
         entries, turns = _race(comm, entries, protocol.race), min_blocks
         min_blocks *= 3  # enough to choose on some and judge on others
     if not entries:
@@ -239,7 +238,7 @@ def _run_blocks(comm: Group, entries: list[Entry], protocol: Protocol, begun: tu
     counts = [max(min_blocks - turns, min(max_blocks - turns, int(share_s / cost))) for cost in costs]
     if protocol.race > 0:  # who is left is compared block by block
         counts = [min(counts)] * len(entries)
-    _interleave(comm, entries, counts, random.Random(f"{protocol.seed} {name} {turns}"))
+    _interleave(comm, entries, counts, random.Random(f"{name} {turns}"))
 
 
 def _interleave(comm: Group, entries: list[Entry], counts: list[int], order: random.Random) -> None:

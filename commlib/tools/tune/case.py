@@ -37,7 +37,6 @@ class Option:
 
     @classmethod
     def read(cls, text: str) -> Option:
-        """Return the option of a text."""
         algorithm, *params = text.split()
         return cls(algorithm, tuple((name, int(value)) for name, _, value in (p.partition("=") for p in params)))
 
@@ -62,7 +61,6 @@ class Case:
 
     @classmethod
     def read(cls, text: str) -> Case:
-        """Return the case of a text."""
         op, dtype, mode, *placement = text.split()
         return cls(op, getattr(torch, dtype), mode, *(placement or ["plain"]))
 
@@ -73,7 +71,6 @@ class Case:
 
     @property
     def collective(self) -> Collective:
-        """The collective's contract."""
         return COLLECTIVES[self.op]
 
     @property
@@ -141,7 +138,6 @@ class Samples:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes that were measured."""
         return sorted(size for size, of_size in self.times.items() if of_size)
 
     @property
@@ -185,6 +181,6 @@ def read_samples(path: Path) -> tuple[dict[str, Any], dict[int, dict[Case, Sampl
             by_world.setdefault(int(ranks.removesuffix(" ranks")), {})[Case.read(case)] = Samples.read(of_case)
     except OSError as error:
         raise ValueError(f"cannot read samples {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AssertionError, AttributeError, IndexError):
+    except (ValueError, KeyError, AssertionError):
         raise ValueError(f"{path} is no file of samples, version {VERSION}; give one next to a plan") from None
     return document, by_world

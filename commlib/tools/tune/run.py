@@ -24,8 +24,7 @@ from commlib.plan.search import user_path
 from commlib.tools.report.figures import about, percent_text, size_text
 from commlib.tools.report.files import write
 from commlib.tools.report.formats import json_text
-from commlib.tools.report.progress import Progress
-from commlib.tools.report.run import printed, until_it_ends
+from commlib.tools.report.run import Progress, printed, until_it_ends
 from commlib.tools.timing import Candidate, Protocol, fingerprint, measure, pinned, plain_on, twin_of
 from commlib.tools.tune.case import PLAIN, SAMPLES, Case, Option, Samples, cases_of, read_samples
 from commlib.tools.tune.choose import Settings, views

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Numbers = tuple[int, ...]
-FLOATS = ("bfloat16", "float16", "float32")
 PATTERNS = ("sequential", "random")  # of ids and slots
 
 
@@ -19,7 +18,7 @@ class Kernel:
     rows: Numbers = ()
     sweep_dims: Numbers = ()
     sweep_rows: Numbers = ()
-    dtypes: tuple[str, ...] = FLOATS
+    dtype: str = "bfloat16"
     variant: tuple[str, str] = ("", "")  # an option that changes the call, and its help
     patterns: bool = True  # it takes ids in an order
 
@@ -41,7 +40,7 @@ KERNELS = {
         rows=(1, 16, 64, 512),
         sweep_dims=(8,),
         sweep_rows=(1, 4, 16, 64, 128, 512),
-        dtypes=("int32",),
+        dtype="int32",
         patterns=False,
     ),
     "store": Kernel(

@@ -30,7 +30,6 @@ from commlib.tools.baselines.kernels.case import (
 from commlib.tools.timing import Run
 
 FAR = 1e-2  # of the largest value; what is farther off is wrong
-SPLIT_TOKENS = 256
 K_SCALE, V_SCALE = 0.5, 0.25
 PAGE = 16
 
@@ -55,7 +54,6 @@ class Attention(Case):
     heads: int = 64
     kv_heads: int = 8
     page_size: int = PAGE
-    ragged: bool = False  # lengths from 1 to twice the mean
 
     def __str__(self) -> str:
         return f"attention {self.variant}, {self.n} x {self.length}, {self.heads}/{self.kv_heads} heads of {self.dim}"
@@ -69,40 +67,19 @@ class Attention(Case):
         return type_name(self.cache_dtype)
 
     @property
-    def not_dense(self) -> str:
-        """Say why those that read a dense copy are left out, "" if they are not."""
-        if self.cache_dtype == FP8:
-            return "reads no 8-bit cache"
-        return "is measured with equal lengths" if self.ragged else ""
-
-    @property
     def num_bytes(self) -> int:
         """K and V once, queries, and results."""
-        cache = 2 * sum(self.lengths()) * self.kv_heads * self.dim * self.cache_dtype.itemsize
+        cache = 2 * self.n * self.length * self.kv_heads * self.dim * self.cache_dtype.itemsize
         return cache + 2 * self.n * self.heads * self.dim * self.dtype.itemsize
-
-    @property
-    def flops(self) -> int:
-        """Operations of both products."""
-        return 4 * self.heads * self.dim * sum(self.lengths())
-
-    def lengths(self) -> list[int]:
-        """Return the length of each request; the mean of ragged ones is about the case's."""
-        if not self.ragged:
-            return [self.length] * self.n
-        draw = torch.Generator().manual_seed(SEED)
-        return torch.randint(1, 2 * self.length, (self.n,), generator=draw).tolist()
 
     def inputs(self, sets: int, device: torch.device) -> Sequence[Decoding]:
         draw = torch.Generator(device).manual_seed(SEED)
         return [Decoding(self, device, draw) for _ in range(sets)]
 
     def candidates(self) -> list[Candidate]:
-        split = partial(Decoding.ours, split_tokens=SPLIT_TOKENS)
-        ours = [Candidate("commlib", Decoding.ours, OURS), Candidate(f"commlib split {SPLIT_TOKENS}", split, OURS)]
-        floors = [Candidate("read", Decoding.read, FLOOR)]
-        floors += [triton("read, Triton", lambda code, inputs: code.reading(inputs), FLOOR)]
-        return [*ours, *floors, *_decoding(self)]
+        read = triton("read, Triton", lambda code, inputs: code.reading(inputs), FLOOR)
+        ours = Candidate("commlib", Decoding.ours, OURS)
+        return [ours, Candidate("read", Decoding.read, FLOOR), read, *_decoding(self)]
 
 
 class Decoding(Inputs):
@@ -112,22 +89,18 @@ class Decoding(Inputs):
 
     def __init__(self, case: Attention, device: torch.device, draw: torch.Generator) -> None:
         self.case = case
-        lengths, size = case.lengths(), case.page_size
-        counts = [-(-length // size) for length in lengths]
-        shape = (2, sum(counts), size, case.kv_heads, case.dim)
+        count = -(-case.length // case.page_size)  # pages of a request
+        shape = (2, case.n * count, case.page_size, case.kv_heads, case.dim)
         self.kv = torch.empty(shape, dtype=case.cache_dtype, device=device)
         for cache in self.kv:
             cache.copy_(torch.randn(shape[1:], dtype=case.dtype, device=device, generator=draw))
         self.k_cache, self.v_cache = self.kv
-        pages = torch.randperm(sum(counts), generator=draw, device=device).int()
-        self.tables = pages.new_zeros(case.n, max(counts))
-        for row, of_request in zip(self.tables, pages.split(counts), strict=True):
-            row[: len(of_request)] = of_request
-        self.lengths = torch.tensor(lengths, dtype=torch.int32, device=device)
+        self.tables = torch.randperm(shape[1], generator=draw, device=device).int().view(case.n, count)
+        self.lengths = torch.full((case.n,), case.length, dtype=torch.int32, device=device)
         self.q = torch.randn(case.n, case.heads, case.dim, dtype=case.dtype, device=device, generator=draw)
         self.out = torch.empty_like(self.q)
         self.outputs = [self.out]
-        self.source = self.kv.view(-1)[: 2 * sum(lengths) * case.kv_heads * case.dim].view(torch.uint8)
+        self.source = self.kv.view(-1)[: 2 * case.n * case.length * case.kv_heads * case.dim].view(torch.uint8)
         self.target = self.out
 
     def check(self, returned: Any) -> tuple[int, float | None]:
@@ -159,10 +132,10 @@ class Decoding(Inputs):
         """Compute one request after the other."""
         case, out = self.case, torch.empty(self.q.shape, device=self.q.device)
         factors = (K_SCALE, V_SCALE) if self.scales else (1, 1)
-        for at, length in enumerate(case.lengths()):
-            pages = self.tables[at, : -(-length // case.page_size)].long()
+        for at in range(case.n):
+            pages = self.tables[at].long()
             k, v = (
-                cache[pages].flatten(0, 1)[:length].float().mul_(factor)
+                cache[pages].flatten(0, 1)[: case.length].float().mul_(factor)
                 for cache, factor in zip(self.kv, factors, strict=True)
             )
             q = self.q[at].float().unflatten(0, (case.kv_heads, -1))
@@ -170,9 +143,9 @@ class Decoding(Inputs):
             out[at] = (scores.softmax(-1) @ v.transpose(0, 1)).flatten(0, 1)
         return out
 
-    def ours(self, split_tokens: int | None = None) -> Run:
+    def ours(self) -> Run:
         tensors = (self.q, self.k_cache, self.v_cache, self.tables, self.lengths)
-        options: dict[str, Any] = {"split_tokens": split_tokens, "out": self.out, **self.scales}
+        options: dict[str, Any] = {"out": self.out, **self.scales}
         return partial(decode_attention, *tensors, **options)
 
     def read(self) -> Run:
@@ -185,8 +158,9 @@ class Decoding(Inputs):
 def _decoding(case: Attention) -> list[Candidate]:
     """Return who reads the pages, and who reads a dense copy that is made before."""
     flashinfer = package("FlashInfer", "flashinfer", _flashinfer_decode)
-    if why := case.not_dense:
-        return [*(missing(label, why) for label in ("gather, torch", "torch dense", "flash-attn")), flashinfer]
+    if case.cache_dtype == FP8:
+        dense = ("gather, torch", "torch dense", "flash-attn")
+        return [*(missing(label, "reads no 8-bit cache") for label in dense), flashinfer]
     return [
         allocating("gather, torch", _gathered, lambda i: (i.grouped, i.tables.long(), i.kv, i.case.length)),
         allocating("torch dense", _rows, lambda i: (i.grouped, *i.dense)),
@@ -214,12 +188,11 @@ def _flash_attn_decode(library: Any, inputs: Decoding) -> Run:
 def _flashinfer_decode(library: Any, inputs: Decoding) -> Run:
     """Plan once, outside of what is timed; run over the same pages as ours."""
     case, size = inputs.case, inputs.case.page_size
-    counts = (inputs.lengths + size - 1) // size
-    starts = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    indices = torch.cat([row[:count] for row, count in zip(inputs.tables, counts.tolist(), strict=True)])
+    count = inputs.tables.shape[1]
+    starts = torch.arange(0, case.n * count + 1, count, dtype=torch.int32, device=inputs.q.device)
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.q.device)
     wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
     shape = (case.heads, case.kv_heads, case.dim, size)
     types = {"q_data_type": case.dtype, "kv_data_type": case.cache_dtype}
-    wrapper.plan(starts, indices, (inputs.lengths - 1) % size + 1, *shape, **types)
+    wrapper.plan(starts, inputs.tables.view(-1), (inputs.lengths - 1) % size + 1, *shape, **types)
     return partial(wrapper.run, inputs.q, (inputs.k_cache, inputs.v_cache), out=inputs.out, **inputs.scales)

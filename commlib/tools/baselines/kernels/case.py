@@ -68,11 +68,6 @@ class Case(ABC):
     def row_bytes(self) -> int:
         return self.dim * self.dtype.itemsize
 
-    @property
-    def flops(self) -> int:
-        """Operations of a call, where they can bound it."""
-        return 0
-
 
 class Inputs:
     """One set of tensors: `source` and `target` are what the floor copies, together as many bytes as a call moves."""
@@ -169,7 +164,6 @@ def triton(label: str, prepare: Callable[[Any, Any], Run], role: str = PEER) -> 
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """Return torch's name of an element type."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,39 +28,29 @@ GRAPH_BLOCKS, EAGER_BLOCKS = (21, 61), (5, 25)
 CHECKED_SETS = 3
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How everything is measured, and next to which files; the same for all cases of a run."""
+def measure_case(
+    case: Case, device: torch.device, files: Mapping[str, Any], budget_s: float
+) -> tuple[int, list[Candidate]]:
+    """Measure all candidates of a case for about so long, besides what preparing takes; return how many sets rotate.
 
-    device: torch.device
-    others: bool = True  # measure other libraries
-    not_compiled: str = ""  # why torch.compile is left out
-    files: Mapping[str, Any] = field(default_factory=dict)  # by name: candidates(kernel, case, inputs)
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether graphs are replayed on a GPU; else calls are made on the CPU."""
-        return self.device.type == "cuda"
-
-
-def measure_case(case: Case, settings: Settings, budget_s: float) -> tuple[int, list[Candidate]]:
-    """Measure all candidates of a case for about so long, besides what preparing takes; return how many sets rotate."""
-    device = settings.device
-    with torch.no_grad(), separate_stream(device) if settings.on_gpu else nullcontext():
+    `files` has functions candidates(kernel, case, inputs) by their names.
+    """
+    on_gpu = device.type == "cuda"
+    with torch.no_grad(), separate_stream(device) if on_gpu else nullcontext():
         sets = case.inputs(sets_for(case, device), device)
-        candidates = [each for each in case.candidates() if settings.others or each.role != PEER]
-        for name, function in settings.files.items():
+        candidates = case.candidates()
+        for name, function in files.items():
             candidates += _of_file(name, function, case, sets)
         for candidate in candidates:
-            _prepare(candidate, sets, settings.not_compiled)
+            _prepare(candidate, sets)
         ready = [candidate for candidate in candidates if not candidate.skipped]
-        if settings.on_gpu:
+        if on_gpu:
             budget_s /= 2
-            _replay(case, ready, len(sets), settings, budget_s)
+            _replay(case, ready, len(sets), device, budget_s)
         calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s)
-        for candidate, result in _timed(case, ready, calls, settings):
+        for candidate, result in _timed(case, ready, calls, device):
             candidate.eager = result
-            if not settings.on_gpu:
+            if not on_gpu:
                 candidate.timed = result
             _check(candidate, sets[:1])
     # The next case needs the memory: what is reported holds no tensors.
@@ -69,7 +58,7 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> tuple[int, 
         candidate.runs, candidate.prepare = (), None
     rotating = len(sets)
     del sets
-    if settings.on_gpu:
+    if on_gpu:
         torch.cuda.empty_cache()  # graphs had pools of their own
     return rotating, candidates
 
@@ -89,10 +78,10 @@ def _of_file(name: str, function: Any, case: Case, sets: Sequence[Inputs]) -> li
     return candidates
 
 
-def _prepare(candidate: Candidate, sets: Sequence[Inputs], not_compiled: str) -> None:
+def _prepare(candidate: Candidate, sets: Sequence[Inputs]) -> None:
     """Make the calls of a candidate ready and compare their values; what it raises is why it is left out."""
     if candidate.compiles:
-        candidate.skipped = not_compiled
+        candidate.skipped = "" if sets[0].source.is_cuda else "takes long on the CPU"
         torch._dynamo.reset()  # a function is compiled for eight shapes, and then, silently, no more
     if candidate.skipped:
         return
@@ -126,7 +115,7 @@ def _wait(inputs: Inputs) -> None:
         torch.cuda.synchronize(inputs.source.device)
 
 
-def _replay(case: Case, candidates: list[Candidate], sets: int, settings: Settings, budget_s: float) -> None:
+def _replay(case: Case, candidates: list[Candidate], sets: int, device: torch.device, budget_s: float) -> None:
     """Time replays of graphs with one call after the other, all sets in turn."""
     calls = MANY_CALLS if case.num_bytes <= MANY_BYTES else FEW_CALLS
     protocol = Protocol(
@@ -134,18 +123,18 @@ def _replay(case: Case, candidates: list[Candidate], sets: int, settings: Settin
         budget_s=budget_s,
         iterations=-(-calls // sets) * sets,
         graph=True,
-        lead_in=_flush(case, sets, settings.device),
+        lead_in=_flush(case, sets, device),
     )
-    for candidate, result in _timed(case, candidates, protocol, settings):
+    for candidate, result in _timed(case, candidates, protocol, device):
         candidate.timed, candidate.skipped = (None if result.skipped else result), result.skipped
 
 
 def _timed(
-    case: Case, candidates: list[Candidate], protocol: Protocol, settings: Settings
+    case: Case, candidates: list[Candidate], protocol: Protocol, device: torch.device
 ) -> Iterator[tuple[Candidate, Measurement]]:
     # By place: a file of yours may give a candidate a label that is taken.
     runs = {f"{at} {candidate.label}": candidate.runs for at, candidate in enumerate(candidates)}
-    return zip(candidates, measure_on_one_device(settings.device, runs, protocol, str(case)), strict=True)
+    return zip(candidates, measure_on_one_device(device, runs, protocol, str(case)), strict=True)
 
 
 def _flush(case: Case, sets: int, device: torch.device) -> Run | None:

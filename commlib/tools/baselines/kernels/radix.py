@@ -58,7 +58,6 @@ class Radix(Case):
             ],
             "match": [
                 Candidate("commlib", lambda i: partial(i.cache.match, i.ids), OURS),
-                Candidate("commlib out=", lambda i: partial(i.cache.match, i.ids, out=torch.empty_like(i.ids)), OURS),
             ],
             "lock, unlock": [Candidate("commlib", Calls.lock_unlock, OURS)],
             "insert": [Candidate("commlib", lambda i: partial(i.cache.insert, i.ids, i.ids), OURS)],

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from commlib.kernels.store import store
 from commlib.tools.baselines.kernels.case import (
-    FLOOR,
     OURS,
     Candidate,
     Case,
@@ -59,7 +58,6 @@ class Store(Case):
             Candidate("commlib", Scatter.ours, OURS),
             Candidate("commlib unique", partial(Scatter.ours, unique=True), OURS),
             copy(),
-            Candidate("copy x 2", Scatter.two_copies, FLOOR),
             *(_fp8_by_torch() if self.variant else _by_torch()),
             triton("triton", lambda code, inputs: code.scattering(inputs, block)),
         ]
@@ -95,10 +93,6 @@ class Scatter(Inputs):
     def ours(self, unique: bool = False) -> Run:
         scales: dict[str, Any] = {"k_scale": K_SCALE, "v_scale": V_SCALE} if self.quantises else {}
         return partial(store, *self.tensors, **scales, unique=unique)
-
-    def two_copies(self) -> Run:
-        halves = zip(self.target.tensor_split(2), self.source.tensor_split(2), strict=True)
-        return in_turn(*(partial(target.copy_, source) for target, source in halves))
 
 
 def quantised(rows: Tensor, factor: float) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from commlib.tools.baselines.kernels import KERNELS
 from commlib.tools.bench.result import KIND, only
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
-from commlib.tools.cli.options import EXISTING, FILE, Finite, Seconds, grouped_options, read_bytes, write_groups
-from commlib.tools.cli.ranks import started
+from commlib.tools.cli.options import EXISTING, FILE, Seconds, grouped_options, read_bytes, write_groups
+from commlib.tools.cli.ranks import command_line, started
 from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
 
@@ -34,7 +33,7 @@ SUBCOMMANDS = {
 
 
 class _Bench(LazyGroup):
-    """Measures, unless its first word names a subcommand; keeps its words for the ranks that -n starts."""
+    """Measures, unless its first word names a subcommand."""
 
     table, heading = SUBCOMMANDS, "Commands in place of OP"
     allow_interspersed_args = True
@@ -49,8 +48,6 @@ class _Bench(LazyGroup):
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as a command does, after taking a copy."""
-        ctx.meta["words"] = list(args)
         return click.Command.parse_args(self, ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -76,8 +73,12 @@ def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 first, what, long, others, output = map(
     grouped_options, (FIRST_PAGE, "What to measure", "How long, and on which ranks", "Next to whom", "Output")
 )
-BACKENDS, BINDS = click.Choice(["auto", "nccl", "shm", "torch"]), click.Choice(["auto", "core", "none"])
-PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=True), click.Choice(BenchView.forms)
+BACKENDS = click.Choice(["auto", "nccl", "shm", "torch"])
+PLACES, FACTOR, FORMS = (
+    click.Choice(["both", "in", "out"]),
+    click.FloatRange(1, min_open=True),
+    click.Choice(BenchView.forms),
+)
 
 
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
@@ -99,20 +100,15 @@ PLACES, FACTOR, FORMS = click.Choice(["both", "in", "out"]), Finite(1, min_open=
 @what("-r", "--root", metavar="R", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
 @what("--algorithms", metavar="A,B", default="all", help="Ours: names, auto (the plan's), all.")
 @what("--in-place", "places", metavar="FORM", type=PLACES, default="both", help="in, out or both.")
-@what("--symmetric", is_flag=True, help="With --phases: tensors in symmetric memory.")
 @long("--backend", metavar="NAME", type=BACKENDS, default="auto", help="Of ours: nccl, shm or torch.")
-@long("--bind", metavar="HOW", type=BINDS, default="auto", help="Of ranks to cores: core or none.")
-@long("--plan", metavar="FILE", type=EXISTING, help="In place of the plan in force.")
 @long("--iters", metavar="K", type=click.IntRange(1), help="Calls of a block.  [default: as fill 200 us]")
 @long("-w", "--warmup", metavar="K", type=click.IntRange(0), default=3, help="Untimed calls before.")
-@long("--check/--no-check", default=True, help="Compare every value; also -c 0.")
-@long("-c", "checks", metavar="K", type=click.IntRange(0), hidden=True, help="0 is --no-check, as in nccl-tests.")
+@long("--check/--no-check", default=True, help="Compare every value.")
 @others("--peer", metavar="FILE", type=EXISTING, multiple=True, help="Python file whose make() returns one more.")
-@others("--baseline", metavar="ROW", help="That speed-ups are over, or best.  [default: first peer]")
 @output("--json", "form", flag_value="json", help="Print the document, not the table.")
 @output("--format", "form", metavar="FORM", type=FORMS, help=f"{', '.join(BenchView.forms)}.")
 @click.pass_context
-def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
+def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, **options: Any) -> None:
     """Time collectives next to other libraries; without OP, all of them."""
     from commlib.tools.cli.bench.read import read_job
 
@@ -120,14 +116,14 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     if ranks is not None and sys.stderr.isatty():
         click.echo(f"commlib: starting {counted(ranks, 'rank')}", err=True)  # loading torch takes seconds
     job = read_job(ops, ranks, options)
-    if options["phases"] or options["symmetric"]:
+    if options["phases"]:
         from commlib.tools.cli.bench import phases
 
         job = phases.one_call(ctx, job, options)
-    code = started(ctx, ranks, bind, job.buffer_bytes)
+    code = started(ctx, ranks, job.buffer_bytes)
     if code is not None:
         ctx.exit(code)
-    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
+    command = command_line(ctx)
     if options["phases"]:
         ctx.exit(phases.main(job, options, command))
     from commlib.tools.bench.measure import main

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -36,32 +35,22 @@ TIME = 8  # characters
 Document = dict[str, Any]
 
 
-def _percent(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    try:
-        share = float(value.removesuffix("%")) / 100
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < float("inf") or (0 < share < 0.01 and not value.endswith("%")):  # 0.05 may be a share
-        raise click.BadParameter(f"{value!r} is no percentage, or may be a share; write 5% or 0.5%", ctx, param)
-    return share
-
-
 @click.command()
 @click.argument("before", metavar="A", type=click.Path(path_type=Path))
 @click.argument("after", metavar="B", type=click.Path(path_type=Path))
-@click.option("--threshold", default="5%", callback=_percent, help="Smaller differences do not count: 5 or 5%.")
+@click.option(
+    "--threshold", default=5.0, type=click.FloatRange(0), help="Smaller differences do not count; in percent."
+)
 @click.option("--format", "form", type=click.Choice(["table", "md", "json"]), default="table")
 @click.option("--json", "form", flag_value="json", help="Print the document of the comparison.")
-@click.option("--all", "every", is_flag=True, help="List every row, not only what differs.")
 @click.pass_context
-def compare(ctx: click.Context, before: Path, after: Path, threshold: float, form: str, every: bool) -> None:
+def compare(ctx: click.Context, before: Path, after: Path, threshold: float, form: str) -> None:
     """Compare the run in file B with that in A; exit with 1 if something of ours became slower or wrong.
 
     Slower: the median by more than the threshold, and nine tenths of the blocks apart from those of A. A call is not
     judged where half of the other libraries' rows moved beyond the threshold, too.
     """
-    comparison = difference((before.name, KIND.read(before)), (after.name, KIND.read(after)), threshold)
-    comparison["rows"] = [row for row in comparison["rows"] if every or row["changed"] or row["verdict"] == "wrong"]
+    comparison = difference((before.name, KIND.read(before)), (after.name, KIND.read(after)), threshold / 100)
     click.echo(Comparison(comparison).render(form))
     ctx.exit(int(comparison["regressions"] > 0))
 
@@ -118,11 +107,11 @@ def difference(before: tuple[str, Document], after: tuple[str, Document], thresh
         "files": {"a": name_a, "b": name_b},
         "threshold": threshold,
         "warnings": [*_warnings(a, b), *([] if peers else [NO_PEERS])],
-        "rows": rows,
+        "rows": [row for row in rows if row["changed"] or row["verdict"] == "wrong"],
         # What other libraries do is none of our failures.
         "regressions": sum(row["ours"] and row["verdict"] in ("wrong", "worse") for row in rows),
         "summary": {name: _summary(of) for name, of in sides_of.items() if of},
-        "notes": [*([MOVED.format(min(drifts), max(drifts))] if drifts else []), *_only(rows_a, rows_b)],
+        "notes": [MOVED.format(min(drifts), max(drifts))] if drifts else [],
     }
 
 
@@ -130,21 +119,13 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[key] for key in KEYS)
 
 
-def _only(rows_a: dict[Any, Row], rows_b: dict[Any, Row]) -> Iterator[str]:
-    for side, rows, others in (("A", rows_a, rows_b), ("B", rows_b, rows_a)):
-        counts = Counter(f"{row['op']} {row['algorithm']}" for key, row in rows.items() if key not in others)
-        if counts:
-            yield f"only in {side}: " + ", ".join(f"{name} ({count})" for name, count in counts.items())
-
-
 def _drift(peers: Sequence[tuple[Row, Row]], row: Row) -> float:
-    """Return the factor that half of the peers' rows moved by, up or down: of the call or of the file, the larger.
+    """Return the factor that half of the peers' rows of a call moved by, up or down; where it has none, of the file's.
 
     Rows whose blocks do not agree move by themselves; they count where there are no others.
     """
-    of_call = [pair for pair in peers if _call(pair[1]) == _call(row)]
-    scopes = [[pair for pair in of if all(map(steady, pair))] or of for of in (of_call, peers) if of]
-    return max((median(map(_factor, of)) for of in scopes), default=1.0)
+    of_call = [pair for pair in peers if _call(pair[1]) == _call(row)] or peers
+    return median(map(_factor, [pair for pair in of_call if all(map(steady, pair))] or of_call or [(row, row)]))
 
 
 def _factor(pair: tuple[Row, Row]) -> float:
@@ -184,7 +165,7 @@ def _warnings(a: Document, b: Document) -> Iterator[str]:
     for what, part, keys in SAME:
         names = keys or sorted({*a[part], *b[part]})
         pairs = ((key, a[part].get(key), b[part].get(key)) for key in names)
-        if changed := [f"{key} {_side(of_a)} / {_side(of_b)}" for key, of_a, of_b in pairs if of_a != of_b]:
+        if changed := [f"{key} {of_a} / {of_b}" for key, of_a, of_b in pairs if of_a != of_b]:
             yield f"{what}: {', '.join(changed)}"
     if a["plan"]["digest"] != b["plan"]["digest"]:
         sides = (f"{plan['digest']} from {plan['source']}" for plan in (a["plan"], b["plan"]))
@@ -192,9 +173,3 @@ def _warnings(a: Document, b: Document) -> Iterator[str]:
     for name, document in (("A", a), ("B", b)):
         if not document["complete"]:
             yield f"{name} is not complete: {document['ended'] or 'ended early'}"
-
-
-def _side(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name}={setting}" for name, setting in value.items()) or "none"
-    return "none" if value is None else str(value)

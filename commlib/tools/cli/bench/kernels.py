@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from commlib.tools.baselines.kernels import KERNELS, PATTERNS
-from commlib.tools.cli.options import EXISTING, FILE, Numbers, Seconds
-from commlib.tools.cli.ranks import RankCommand
+from commlib.tools.cli.options import EXISTING, FILE, Numbers, Seconds, check_files, python_file, read_dtypes
+from commlib.tools.cli.ranks import command_line
+
+if TYPE_CHECKING:
+    from commlib.tools.baselines.kernels.case import Case
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 HEADS, TOKENS = click.IntRange(1, 1024), 1 << 24
-COMPILE = "Measure torch.compile.  [default: on GPUs]"
 TIME = "How long to measure: 5, 5s, 2m.  [default: 10s; with --sweep 1m]"
 
 
@@ -46,10 +49,8 @@ WRITTEN: list[click.Parameter] = [
 MEASURED: list[click.Parameter] = [
     click.Option(["-d", "--dtype"], help="Element types a,b (bf16, half … too)."),
     click.Option(["--sweep"], is_flag=True, help="Measure many sizes."),
-    click.Option(["--compile/--no-compile", "compile_"], default=None, help=COMPILE),
     click.Option(["--peer"], type=EXISTING, multiple=True, help="File with candidates(kernel, case, inputs)."),
     click.Option(["--time", "seconds"], type=Seconds(), help=TIME),
-    click.Option(["--device"], default="auto", help="cpu, cuda, cuda:1 …"),
     *WRITTEN,
 ]
 ATTENTION: list[click.Parameter] = [
@@ -60,8 +61,6 @@ ATTENTION: list[click.Parameter] = [
     click.Option(["--dim"], type=click.IntRange(1, 256), default=128, help="Features of a head."),
     click.Option(["--page-size"], type=Numbers(TOKENS), help="Tokens of a page of the cache.  [default: 16]"),
     click.Option(["--fp8"], is_flag=True, help="Cache of float8_e4m3fn, with scales."),
-    click.Option(["--ragged"], is_flag=True, help="Lengths from 1 to twice --length."),
-    click.Option(["--compare"], is_flag=True, help="Measure torch, flash-attn and FlashInfer, too."),
     *MEASURED,
 ]
 RADIX: list[click.Parameter] = [
@@ -72,16 +71,69 @@ RADIX: list[click.Parameter] = [
 
 
 def _run(name: str, **options: Any) -> None:
-    from commlib.tools.cli.bench.kernels_run import main
+    """Measure until the end, an error or Ctrl-C, and report what was measured."""
+    import torch
+
+    from commlib.tools.baselines.kernels.measure import measure_case
+    from commlib.tools.bench.kernels import KernelReport, KernelView
+    from commlib.tools.report.run import Output, until_it_ends
 
     context = click.get_current_context()
-    options["seconds"] = options["seconds"] or (SWEEP_SECONDS if options["sweep"] else SECONDS)
-    context.exit(main(name, options, shlex.join(["commlib", "bench", name, *context.meta["words"]])))
+    seconds = options["seconds"] or (SWEEP_SECONDS if options["sweep"] else SECONDS)
+    on_gpu = torch.cuda.is_available() and name != "radix"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    if not on_gpu:
+        torch.set_num_threads(1)  # as ours has: several stall where cores are few
+    check_files(options["output"], None)
+    cases = _cases(name, device.type, options)
+    files = {path.stem: python_file(path, "candidates").candidates for path in options.get("peer", ())}
+    report = KernelReport(cases, device, seconds, command_line(context))
+    output = Output(KernelView, "json" if options["as_json"] else "table", options["output"])
+
+    def measure() -> None:
+        output.open(report, len(cases))
+        for done, each in enumerate(cases):
+            output.show(done, str(each))
+            output.rows(report.add(each, *measure_case(each, device, files, seconds / len(cases))))
+
+    code = until_it_ends(measure, output.finish)
+    context.exit(code or int(report.failed))
+
+
+def _cases(name: str, device: str, options: Mapping[str, Any]) -> list[Case]:
+    module = import_module(f"commlib.tools.baselines.kernels.{name}")
+    if name == "radix":
+        return list(module.cases(options["leaves"]))
+    kernel, sweeps = KERNELS[name], options["sweep"]
+    dtypes = read_dtypes(options["dtype"] or kernel.dtype)
+    if name == "attention":
+        return [module.Attention(dtype=dtype, **of) for dtype in dtypes for of in _attention(module, device, options)]
+    dims = options["dims"] or (kernel.sweep_dims if sweeps else kernel.dims)
+    rows = options["rows"] or (kernel.sweep_rows if sweeps else kernel.rows)
+    heats = ((False, True) if sweeps else (False,)) if options["hot"] is None else (options["hot"],)
+    same = {"pattern": options["pattern"], "variant": options.get("variant") or ""}
+    every = itertools.product(dtypes, dims, heats, rows)
+    return [getattr(module, kernel.case)(n, dim, dtype, hot=hot, **same) for dtype, dim, hot, n in every]
+
+
+def _attention(module: Any, device: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what a case has: requests, their tokens, the size of a page, and heads."""
+    of_queries, of_keys = module.HEADS[device]
+    heads, kv_heads = options["heads"] or of_queries, options["kv_heads"] or of_keys
+    if heads % kv_heads:
+        raise click.UsageError(f"--heads {heads} is no multiple of --kv-heads {kv_heads}")
+    n, length = module.DEFAULT[device]
+    sizes = (module.SWEEPS if options["sweep"] else module.SIZES)[device]
+    if options["batch"] or options["length"]:
+        sizes = tuple(itertools.product(options["batch"] or (n,), options["length"] or (length,)))
+    same = {"dim": options["dim"], "heads": heads, "kv_heads": kv_heads, "variant": "decode" + " fp8" * options["fp8"]}
+    for (n, length), page in itertools.product(sizes, options["page_size"] or (module.PAGE,)):
+        yield {"n": n, "length": length, "page_size": page, **same}
 
 
 def _command(name: str, params: Sequence[click.Parameter]) -> click.Command:
     text = f"Time a kernel. {KERNELS[name].help}"
-    return RankCommand(name, callback=partial(_run, name), params=list(params), help=text)
+    return click.Command(name, callback=partial(_run, name), params=list(params), help=text)
 
 
 index, metadata, store = (_command(name, _rows(name)) for name in ("index", "metadata", "store"))

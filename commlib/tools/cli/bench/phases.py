@@ -22,8 +22,6 @@ SIZE, SECONDS = 64 << 10, 5.0  # where they are not named
 
 def one_call(ctx: click.Context, job: Job, options: dict[str, Any]) -> Job:
     """Return the job with the one call that is looked at, or raise what is wrong with it."""
-    if not options["phases"]:
-        raise click.UsageError("--symmetric is of --phases; add it, or leave it out")
     for option in ("plot", "graph"):
         if options[option]:
             raise click.UsageError(f"--phases looks at eager calls and draws nothing; leave --{option} out")
@@ -52,7 +50,7 @@ def main(job: Job, options: dict[str, Any], command: str) -> int:
     """Measure, and print what was measured; return the exit code."""
     (algorithm,), (op,) = job.algorithms, job.ops
     row = None if algorithm == AUTO else COLLECTIVES[op].algorithm(algorithm)
-    symmetric = options["symmetric"] or (row is not None and row.placement == "symmetric")
+    symmetric = row is not None and row.placement == "symmetric"
     with joined(job) as comm:
         report = PhasesReport(Phases(comm, job, symmetric), command)
         if comm.rank == 0:

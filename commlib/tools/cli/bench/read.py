@@ -13,12 +13,10 @@ import torch
 
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
-from commlib.plan import Plan
-from commlib.tools.baselines import AUTO, PEERS, load
+from commlib.tools.baselines import PEERS, load
 from commlib.tools.baselines.peer import Peer
 from commlib.tools.bench.job import Job, left_out, series, sweep
-from commlib.tools.bench.result import BEST
-from commlib.tools.cli.options import check_files, known_name, python_file, read_dtypes, read_names
+from commlib.tools.cli.options import check_files, python_file, read_dtypes, read_names
 from commlib.tools.timing import Protocol
 
 FIRST = 8  # bytes
@@ -37,7 +35,6 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
     peers = _peers(options["peers"], options["peer"])
     _check_world(ranks, options)
     check_files(options["output"], options["plot"])
-    options["check"] &= options["checks"] != 0
     dtypes = read_dtypes(options["dtype"])
     known = [algorithm for op in wanted for algorithm in COLLECTIVES[op].algorithms]
     here = [each.name for each in known if options["backend"] in ("auto", each.backend)]
@@ -54,10 +51,6 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
         "blocks": BLOCKS,
         "iterations": options["iters"],
     }
-    if options["baseline"] is not None:
-        others = [*peers, *(load(name) for of_device in AUTO.values() for name in of_device * auto)]
-        labels = [label for peer in others for label in peer.labels]
-        known_name(options["baseline"], dict.fromkeys([*labels, BEST, *here]), "baseline")
     job = Job(**_named(Job, values), protocol=Protocol(**_named(Protocol, values)))
     if not any(series(job)):
         raise click.UsageError(f"nothing to measure: {'; '.join(left_out(job))}")
@@ -118,5 +111,3 @@ def _check_world(ranks: int | None, options: dict[str, Any]) -> None:
     if options["graph"] and (options["backend"] == "shm" or not torch.cuda.is_available()):
         here = "--backend shm is on the CPU" if torch.cuda.is_available() else "there are none here"
         raise click.UsageError(f"--graph needs GPUs: {here}")
-    if options["plan"] is not None:
-        Plan.load(options["plan"])

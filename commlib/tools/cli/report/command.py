@@ -11,23 +11,64 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from commlib.tools.cli.options import read_names
-from commlib.tools.cli.report.steps import STEPS, Settings
-from commlib.tools.report.files import write
+from commlib.tools.cli.ranks import command_line as typed
+from commlib.tools.cli.run import default_ranks
 from commlib.tools.report.run import first_signal_interrupts
 
-STATE = "report.json"  # the settings of a folder
 COLOURS = {"done": "green", "failed": "red", "interrupted": "yellow"}
 LIMIT_S = {"quick": 600.0, "usual": 1200.0, "all": 3600.0}  # of one step: then it hangs
 STOP_S, STOP_SIGNALS = 4.0, 5  # after Ctrl-C a step writes what it has: the time between signals, and how many
 INTERRUPTED = 130
 MPIEXEC = Path(sys.executable).with_name("mpiexec")  # of the extra mpi: collectives are measured next to MPI, too
+SCOPES = ("quick", "usual", "all")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured: how much, on how many ranks, and whether these are on GPUs."""
+
+    scope: str
+    ranks: int
+    on_gpus: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command that writes a document, and its further options for each scope."""
+
+    title: str
+    command: str
+    options: tuple[str, str, str] = ("", "", "")
+
+    def arguments(self, settings: Settings) -> list[str]:
+        gpu = "--graph --dtype bfloat16" if settings.on_gpus else ""
+        text = f"{self.command} {self.options[SCOPES.index(settings.scope)]}"
+        return text.format(ranks=settings.ranks, gpu=gpu).split()
+
+
+def _kernel(title: str, arguments: str, quick: str) -> Step:
+    return Step(title, f"bench {arguments}", (f"{quick} --time 3", "", "--sweep"))
+
+
+BENCH = ("--time 20", "--time 60", "--max-bytes 64M --factor 4 --time 300")
+STEPS = {  # in the order of the page
+    "collectives": Step("Collectives", "bench -n {ranks} {gpu} --format table", BENCH),
+    "index": _kernel("Kernel: index", "index", "--dim 4096 --rows 1,64,1024,16384"),
+    "store": _kernel("Kernel: store", "store", "--dim 1024 --rows 1,64,512,4096"),
+    "metadata": _kernel("Kernel: metadata", "metadata", ""),
+    "attention": _kernel("Attention", "attention", ""),
+    "radix": Step("Radix cache", "bench radix", ("--leaves 10000 --time 3", "", "--time 30")),
+    "plan": Step("Plan", "plan show -n {ranks}"),
+    "correctness": Step("Correctness", "test -n {ranks}", ("--quick", "", "")),
+    "environment": Step("Environment", "doctor"),
+}
 
 
 @click.command()
@@ -43,49 +84,26 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")  # of the extra mpi: collect
 )
 @click.option("--only", metavar="A,B", help=f"Measure only these steps: {', '.join(STEPS)}.")
 @click.pass_context
-def report(ctx: click.Context, /, output: Path, only: str | None, **asked: Any) -> None:
+def report(ctx: click.Context, /, output: Path, only: str | None, scope: str | None, ranks: int | None) -> None:
     """Measure this machine from end to end, and write report.html and a Markdown file for each step.
 
     Each step is a command of commlib, whose JSON document stays in the folder. Ctrl-C keeps what is done, and the same
     command goes on from there. A step that fails does not stop the others: the report names it, and the exit code is 1.
     """
+    from commlib import backends
     from commlib.tools.cli.report.pages import BAD, write_pages
 
     wanted = STEPS if only is None else read_names(only, STEPS, "step")
-    settings = _settings(output, **asked)
+    output.mkdir(parents=True, exist_ok=True)
+    ranks = ranks or default_ranks()
+    settings = Settings(scope or "usual", ranks, backends.here(ranks) == "nccl")
     interrupted = measure(output, settings, [name for name in STEPS if name in wanted and not is_done(output, name)])
     texts = write_pages(output, settings)
     click.echo("\n".join([*(text for _, text in texts), f"report: {output / 'report.html'}"]))
     if interrupted:
-        click.echo(f"commlib: interrupted; `commlib report -o {output}` goes on", err=True)
+        click.echo(f"commlib: interrupted; `{typed(ctx)}` goes on", err=True)
         ctx.exit(INTERRUPTED)
     ctx.exit(int(any(look == BAD for look, _ in texts)))
-
-
-def _settings(path: Path, scope: str | None, ranks: int | None) -> Settings:
-    """Return what the folder was begun with, which must be what is asked for; begin a new one."""
-    if (path / STATE).exists():
-        try:
-            settings = Settings(**json.loads((path / STATE).read_text(encoding="utf-8")))
-        except (TypeError, ValueError):
-            raise click.UsageError(f"{path / STATE} is of another commlib; name a new folder") from None
-        for what, asked, has in (("scope", scope, settings.scope), ("ranks", ranks, settings.ranks)):
-            if asked not in (None, has):
-                remedy = "leave the option out to go on, or name another folder"
-                raise click.UsageError(f"{path} has {what} {has}, and {asked} is asked for; {remedy}")
-        return settings
-    if path.exists() and any(path.iterdir()):
-        raise click.UsageError(f"{path} has files that are not of a report; name a new folder")
-    import torch
-
-    from commlib import backends
-
-    path.mkdir(parents=True, exist_ok=True)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    ranks = ranks or max(gpus, 2)
-    settings = Settings(scope or "usual", ranks, backends.here(ranks) == "nccl")
-    write(path / STATE, json.dumps(asdict(settings)))
-    return settings
 
 
 def document_of(folder: Path, name: str) -> dict[str, Any] | None:

@@ -10,13 +10,11 @@ from shlex import join
 from typing import Any
 
 from commlib.counts import counted
-from commlib.errors import Unsupported
 from commlib.tools.bench import which
 from commlib.tools.bench.result import KIND
 from commlib.tools.cli.doctor.checks import home_as_tilde
 from commlib.tools.cli.doctor.command import JOBS
-from commlib.tools.cli.report.command import command_line, document_of, why_failed
-from commlib.tools.cli.report.steps import STEPS, Settings
+from commlib.tools.cli.report.command import STEPS, Settings, command_line, document_of, why_failed
 from commlib.tools.report import chart
 from commlib.tools.report.files import write
 from commlib.tools.report.formats import escaped
@@ -64,10 +62,8 @@ def write_pages(folder: Path, settings: Settings) -> list[tuple[str, str]]:
 
 
 def html(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    try:
-        from jinja2 import Environment
-    except ImportError:
-        raise Unsupported("pages of HTML need jinja2, which torch installs; `pip install jinja2`") from None
+    from jinja2 import Environment  # which torch installs
+
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = (resources.files("commlib.tools.cli.report") / "page.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(template).render(title=title, subtitle=subtitle, sections=sections)
@@ -99,7 +95,7 @@ def _collectives(document: dict[str, Any], section: Section) -> Section:
 
 def _results(documents: Documents) -> Texts:
     if bench := documents.get("collectives"):
-        yield "", f"Collectives: {which.verdict([call for of in which.calls(bench) for call in of])}"
+        yield from (("", f"Collectives next to {line.removeprefix('# others: ')}.") for line in which.others(bench))
     if rows := documents.get("correctness", {}).get("rows"):
         right = sum(not row["wrong"] for row in rows)
         text = f"{right} of {counted(len(rows), 'algorithm')} give right values on {counted(rows[0]['ranks'], 'rank')}."
@@ -111,8 +107,7 @@ def _results(documents: Documents) -> Texts:
         yield GOOD if doctor["runs"] else BAD, f"commlib.init() {state} here: {JOBS[doctor['job']]}."
     if plan := documents.get("plan"):
         fit = plan["fit"]
-        pinned = "".join(f" The environment pins {op} to {name}." for op, name in plan["pinned"].items())
-        text = f"init() takes {home_as_tilde(plan['source'])} (plan {plan['digest']}): {fit['description']}.{pinned}"
+        text = f"init() takes {home_as_tilde(plan['source'])} (plan {plan['digest']}): {fit['description']}."
         yield "" if fit["total"] and not fit["differences"] else WARN, text
 
 
@@ -139,6 +134,5 @@ def _of_machine(documents: Documents) -> Texts:
             look = BAD if finding["needed"] and finding["state"] == "broken" else WARN
             yield look, f"{finding['topic']} ({finding['state']}): {home_as_tilde(finding['detail'])}"
     machines = [of["fingerprint"] for of in documents.values() if "fingerprint" in of]
-    for key in ONE_MACHINE:
-        if len(values := dict.fromkeys(str(of.get(key)) for of in machines)) > 1:
-            yield BAD, f"The steps were not measured on one machine with one software: {key} {' and '.join(values)}."
+    if len({str([of.get(key) for key in ONE_MACHINE]) for of in machines}) > 1:
+        yield BAD, "The steps were not measured on one machine with one software."
