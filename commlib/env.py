@@ -228,8 +228,8 @@ LOCAL_FD = Variable(
     "set by `commlib run`: a pipe that ranks inherit, and its inode",
     internal=True,
 )
-LOCAL_SERVER = Variable(
-    "COMMLIB_LOCAL_SERVER", str, "", "set by `commlib run`: name of the launcher's unix socket", internal=True
+LOCAL_JOB = Variable(
+    "COMMLIB_LOCAL_JOB", str, "", "set by `commlib run`: by what its ranks find each other", internal=True
 )
 LOCAL_RANK = Variable("COMMLIB_LOCAL_RANK", int, -1, "set by `commlib run`: this rank", internal=True)
 LOCAL_SIZE = Variable("COMMLIB_LOCAL_SIZE", int, -1, "set by `commlib run`: number of ranks", internal=True)

@@ -7,8 +7,8 @@ slurm          srun
 explicit       the program itself: rank, size and address of init()
 process_group  a torch process group that exists already: its store
 
-Ranks of one host meet at a unix socket (local_world.py, rendezvous_server.py), others at a torch store (tcp.py,
-store.py).
+All exchange bytes over a store (store.py): those of one host over one in memory, which rank 0 gives them at a unix
+socket (local_world.py), others over torch's (tcp.py).
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, SupportsIndex
 
 from commlib import env
-from commlib.bootstrap.local_world import meet
-from commlib.bootstrap.rendezvous_server import LAUNCHER, Place
+from commlib.bootstrap.local_world import Place, meet
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.tcp import connect_store, rendezvous
 from commlib.bootstrap.world import Identity, World
@@ -83,7 +82,7 @@ def _identity(rank: str, size: str, local_rank: str) -> Identity:
     return who
 
 
-# --- `commlib run`: its launcher serves the exchange, and knows how ranks end -----------------------------------------
+# --- `commlib run`: its ranks meet at a place that it names -----------------------------------------------------------
 
 
 def _detect_local(environ: Mapping[str, str]) -> int | None:
@@ -92,7 +91,7 @@ def _detect_local(environ: Mapping[str, str]) -> int | None:
     Those have our variables, but not the pipe that only the ranks and their direct children inherit.
     """
     rank, size, fd = env.LOCAL_RANK.name, env.LOCAL_SIZE.name, env.LOCAL_FD.name
-    total = announced(environ, "commlib run", rank, size, (env.LOCAL_SERVER.name, fd))
+    total = announced(environ, "commlib run", rank, size, (env.LOCAL_JOB.name, fd))
     return total if total is not None and _is_pipe(*env.LOCAL_FD.parse(environ[fd])) else None
 
 
@@ -105,11 +104,11 @@ def _is_pipe(fd: int, inode: int) -> bool:
 
 
 def _connect_local(timeout_s: float) -> World:
-    return join(env.LOCAL_SERVER.get(), env.LOCAL_RANK.get(), env.LOCAL_SIZE.get(), timeout_s)
+    return join(env.LOCAL_JOB.get(), env.LOCAL_RANK.get(), env.LOCAL_SIZE.get(), timeout_s)
 
 
-def join(server: str, rank: int, size: int, timeout_s: float) -> World:
-    return meet("local", LAUNCHER._replace(server=server), Identity(rank, size, rank), timeout_s)
+def join(job: str, rank: int, size: int, timeout_s: float) -> World:
+    return meet("local", Place(job, "this job", of_one_job=True), Identity(rank, size, rank), timeout_s)
 
 
 LOCAL = Launcher("commlib run -n N", _detect_local, _connect_local)

@@ -14,8 +14,7 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from commlib.bootstrap.local_world import meet
-from commlib.bootstrap.rendezvous_server import Place
+from commlib.bootstrap.local_world import Place, meet
 from commlib.bootstrap.store import ANSWER_S, StoreWorld
 from commlib.bootstrap.world import Identity, World
 from commlib.debug.starting import Waiting

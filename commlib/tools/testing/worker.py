@@ -33,7 +33,7 @@ class Seat(NamedTuple):
 
     rank: int
     size: int
-    server: str
+    job: str
     environ: dict[str, str]
     create: Callable[..., Any]
     options: dict[str, Any]
@@ -59,7 +59,7 @@ def work(seat: Seat, control: Connection, life: Connection) -> None:
     def open_communicator() -> int:
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // seat.size))
-        comms[seat.size] = seat.create(join(seat.server, seat.rank, seat.size, START_S), **seat.options)
+        comms[seat.size] = seat.create(join(seat.job, seat.rank, seat.size, START_S), **seat.options)
         return stacks_fd
 
     control.send_bytes(_reply(open_communicator))
