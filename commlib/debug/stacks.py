@@ -31,17 +31,6 @@ ANSWER_S = 0.4
 _POLL_S = 0.005
 _TGKILL = 234 if platform.machine() == "x86_64" else 131  # the kernel's call of this name, which older libraries lack
 _OURS = str(Path(__file__).parents[1]) + os.sep
-_KNOWN = (  # in files of these folders a rank is in …
-    ("torch/utils/data/", "a dataloader"),
-    ("torch/_inductor/", "torch.compile"),
-    ("torch/_dynamo/", "torch.compile"),
-    ("triton/", "Triton's compiler"),
-    ("commlib/build/device_code.py", "the compiler of commlib's kernels"),
-    ("torch/serialization.py", "torch.save or torch.load"),
-    ("torch/distributed/checkpoint/", "a checkpoint"),
-    ("safetensors/", "safetensors"),
-    ("<frozen importlib", "an import"),
-)
 _FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
 
 
@@ -62,7 +51,6 @@ class Stack:
 
     thread: int
     frames: tuple[Frame, ...]
-    collects: bool = False  # it is in Python's garbage collection
 
     @property
     def place(self) -> Frame | None:
@@ -76,20 +64,8 @@ class Stack:
         """Whether only commlib runs in the thread, as in one that makes asynchronous calls."""
         return all(frame.file.startswith(_OURS) or _is_pythons(frame.file) for frame in self.frames)
 
-    @property
-    def activity(self) -> str:
-        """What it is known to be in: 'a dataloader'; empty: nothing in particular."""
-        if self.collects:
-            return "garbage collection"
-        for frame in self.frames:
-            for part, activity in _KNOWN:
-                if part in frame.file:
-                    return activity
-        return ""
-
     def __str__(self) -> str:
-        """Return where it is: 'train.py:212 in load, in a dataloader'."""
-        return f"{self.place}" + (f", in {self.activity}" if self.activity else "")
+        return str(self.place)
 
 
 def _is_library(file: str) -> bool:
