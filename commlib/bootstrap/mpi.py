@@ -41,10 +41,6 @@ def detect(environ: Mapping[str, str]) -> int | None:
     return None
 
 
-def is_launcher() -> bool:
-    return detect(os.environ) is not None
-
-
 def library() -> Any:
     """Return mpi4py's MPI; Unsupported says why there is none."""
     try:

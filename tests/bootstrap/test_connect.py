@@ -8,7 +8,7 @@ import pytest
 
 import commlib
 from commlib.bootstrap import connect, find
-from commlib.bootstrap.launchers import LOCAL, ExplicitRank, explicit_rank, first_host, slurm_address
+from commlib.bootstrap.launchers import ExplicitRank, explicit_rank, first_host, slurm_address
 from commlib.bootstrap.world import Identity, ProcessInfo, SingleWorld
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,6 @@ def test_launchers_that_contradict_each_other_are_ambiguous(environ, launchers):
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK"),
         ({"PMI_RANK": "0"}, "PMI_SIZE"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, "SLURM_STEP_ID"),
-        ({"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "2"}, "COMMLIB_LOCAL_JOB, COMMLIB_LOCAL_FD"),
     ],
 )
 def test_half_set_variables_say_what_is_missing(environ, missing):
@@ -97,7 +96,7 @@ def test_numbers_that_make_no_sense_are_refused(name, value, monkeypatch):
         connect(timeout_s=1)
 
 
-@pytest.mark.parametrize("name", ["local", "torchrun", "slurm"])
+@pytest.mark.parametrize("name", ["torchrun", "slurm"])
 def test_a_bootstrap_asked_for_by_name_must_be_there(name, monkeypatch):
     with pytest.raises(ValueError, match="start the ranks with"):
         connect(name)
@@ -167,15 +166,3 @@ def test_arguments_that_contradict_each_other_or_are_of_a_wrong_type_are_refused
     for name, value in {"rank": 0.0, "size": "2", "address": 29500}.items():
         with pytest.raises(TypeError, match=f"{name} is of type {type(value).__name__}"):
             commlib.init(**{**good, name: value})
-
-
-def test_a_descriptor_that_has_the_number_of_the_launchers_pipe_is_not_taken_for_it():
-    read, write = os.pipe()
-    variables = {"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "1", "COMMLIB_LOCAL_JOB": "a name"}
-    variables["COMMLIB_LOCAL_FD"] = f"{read}:{os.fstat(read).st_ino}"
-    assert LOCAL.detect(variables) == 1
-    other = os.pipe()
-    os.dup2(other[0], read)
-    assert LOCAL.detect(variables) is None
-    for fd in (read, write, *other):
-        os.close(fd)

@@ -14,7 +14,6 @@ import time
 import pytest
 
 from commlib.bootstrap import local_world
-from commlib.bootstrap.launchers import join as join_job
 from commlib.bootstrap.local_world import MemoryStore, Place, Server, meet
 from commlib.bootstrap.store import Claim, StoreWorld
 from commlib.bootstrap.world import Identity
@@ -251,6 +250,10 @@ def test_a_rank_that_closes_is_named_at_once_and_a_world_that_is_closed_says_so(
     ours.close()
     with pytest.raises(CommError, match="closed"):
         ours.all_gather(b"", 5)
+
+
+def join_job(job, rank, size, timeout_s):
+    return meet("test", Place(job, "a job", of_one_job=True), Identity(rank, size), timeout_s)
 
 
 def test_processes_of_a_job_have_worlds_of_their_own_and_wait_for_the_one_that_is_theirs(start):

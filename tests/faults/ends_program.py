@@ -13,7 +13,8 @@ import time
 
 import torch
 
-from commlib.bootstrap.launchers import join
+from commlib.bootstrap.local_world import Place, meet
+from commlib.bootstrap.world import Identity
 from commlib.communicator import create
 from commlib.errors import CommError
 
@@ -94,7 +95,8 @@ def forked_child(comm):
 def rank(number, way, job, backend):
     signal.alarm(int(DEADLINE_S) + 5)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    comm = create(join(job, number, 2, DEADLINE_S), backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16)
+    world = meet("test", Place(job, "a job"), Identity(number, 2), DEADLINE_S)
+    comm = create(world, backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16)
     comm.barrier()
     if number == 0:
         print(time.monotonic(), flush=True)

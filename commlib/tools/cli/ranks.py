@@ -37,19 +37,19 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
     """
     if ranks is None:
         return None
-    if env.LOCAL_SIZE.is_set():
-        if ranks != env.LOCAL_SIZE.get():
-            raise click.UsageError(f"-n {ranks} inside a job of {counted(env.LOCAL_SIZE.get(), 'rank')}; leave -n out")
+    if env.JOB.is_set():
+        if ranks != (size := int(os.environ["WORLD_SIZE"])):
+            raise click.UsageError(f"-n {ranks} inside a job of {counted(size, 'rank')}; leave -n out")
         return None
     from commlib import bootstrap
     from commlib.tools import capacity
     from commlib.tools.launch import launch
 
-    if env.BOOTSTRAP.get() != "local" and (around := bootstrap.around()):
+    if env.BOOTSTRAP.get() != "torchrun" and (around := bootstrap.around()):
         launcher, size = around
         raise click.UsageError(
             f"-n {ranks} would start a job in each of the {size} processes that {launcher} started: leave out -n, to "
-            f"run on these, or {launcher}, to start {ranks} here; {env.BOOTSTRAP.name}=local starts all jobs"
+            f"run on these, or {launcher}, to start {ranks} here; {env.BOOTSTRAP.name}=torchrun starts all jobs"
         )
     capacity.check(ranks, ctx.params["backend"], buffers)
     command = [sys.executable, "-m", "commlib", *_names(ctx), *ctx.meta["words"]]
