@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from commlib.bootstrap.store import ONLY_WORLD, Claim, StoreWorld, claim_key, refusal, refusal_key
+from commlib.bootstrap.store import ONLY_WORLD, Claim, StoreWorld, claim_key, refuse
 from commlib.bootstrap.world import Identity, two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import CommTimeout, Unsupported
@@ -202,7 +202,7 @@ def _put_down(store: MemoryStore, stores: Sequence[MemoryStore], place: Place, r
     if store.claim.meets(holder) and not place.of_one_job:
         error = ValueError(two_processes(rank, holder.info.pid, os.getpid(), place.label))
         for each in stores:
-            each.set(refusal_key(ONLY_WORLD), refusal(error))
+            refuse(each, ONLY_WORLD, error)
         raise error
     return False
 

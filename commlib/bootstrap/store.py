@@ -174,7 +174,7 @@ class StoreWorld(World):
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise an error on all ranks, which come together only now."""
-        self._ask(lambda: self._store.set(refusal_key(self._world), refusal(error)))
+        self._ask(lambda: refuse(self._store, self._world, error))
         if self._serves:
             time.sleep(2 * CHECK_S)  # for the others to read it
         raise error
@@ -225,7 +225,7 @@ class StoreWorld(World):
             raise PeerLost(f"rank {self.rank}: {what} before exchange {self._round} ({self.name})")
 
     def _raise_if_refused(self) -> None:
-        key = refusal_key(self._world)
+        key = self._at("refused")
         if self._there(key):
             kind, text = json.loads(self._ask(lambda: self._store.get(key)))
             raise KINDS.get(kind, ValueError)(text)
@@ -294,13 +294,9 @@ def claim_key(world: str, rank: int) -> str:
     return f"commlib/{world}/rank/{rank}"
 
 
-def refusal_key(world: str) -> str:
-    return f"commlib/{world}/refused"
-
-
-def refusal(error: Exception) -> str:
-    """Return what tells the ranks that come together to raise an error."""
-    return json.dumps([type(error).__name__, str(error)])
+def refuse(store: Any, world: str, error: Exception) -> None:
+    """Have the ranks of a world that come together raise an error."""
+    store.set(f"commlib/{world}/refused", json.dumps([type(error).__name__, str(error)]))
 
 
 def address_of(rank: int, store: Any) -> str:

@@ -34,13 +34,9 @@ class Plan:
     pinned: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, document: Mapping[str, Any], source: str) -> None:
-        # Through JSON: nobody else holds parts of the document, and tuples are lists.
-        self._take(json.loads(json.dumps(document)), source)
-
-    def _take(self, document: dict[str, Any], source: str) -> None:
-        rules = read_rules(document, source)
-        self.head = {key: value for key, value in document.items() if key != "rules"}
-        self.rules, self.source = rules, source
+        copied = json.loads(json.dumps(document))  # nobody else holds parts of it, and tuples are lists
+        self.rules, self.source = read_rules(copied, source), source
+        self.head = {key: value for key, value in copied.items() if key != "rules"}
 
     def _with(self, **changes: Any) -> Plan:
         made = copy(self)
@@ -66,9 +62,7 @@ class Plan:
 
     @classmethod
     def parse(cls, text: str, source: str) -> Plan:
-        made = object.__new__(cls)
-        made._take(parse(text, source), source)
-        return made
+        return cls(parse(text, source), source)
 
     @classmethod
     def only(
@@ -150,8 +144,7 @@ class Plan:
     @classmethod
     def unpacked(cls, packed: str) -> Plan:
         document, source, origins, fit, pinned = json.loads(packed)
-        made = object.__new__(cls)
-        made._take(document, source)
+        made = cls(document, source)
         rules = tuple(
             replace(rule, source=file, number=number) for rule, (file, number) in zip(made.rules, origins, strict=True)
         )
