@@ -126,8 +126,9 @@ class Server:
                     if peer_user(client) == self._user:
                         socket.send_fds(client, [b"\0"], [self._memory])
             except OSError:  # closed; or out of descriptors, or the client has gone
-                time.sleep(0.01)
-            time.sleep(COMPLETE_PAUSE_S if self.complete else 0)
+                time.sleep(0 if self._closed else 0.01)
+            if self.complete and not self._closed:
+                time.sleep(COMPLETE_PAUSE_S)
         self._listener.close()
         os.close(self._memory)
 
