@@ -116,6 +116,6 @@ def encoded(namespace: Namespace) -> bytes | None:
 
 
 def decoded(data: bytes | None) -> Namespace:
-    """Return the namespace of which encoded() returned this."""
-    namespace: Namespace = None if data is None else literal_eval(data.decode())
+    """Return the namespace of which encoded() returned this; None where the tree has dropped its name."""
+    namespace: Namespace = literal_eval(data.decode()) if data else None
     return namespace
