@@ -12,6 +12,8 @@ from commlib.kernels import dispatch
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling
 from commlib.native import library
 
+MANY_TOKENS = 1 << 24  # beyond it, a length that its request cannot have is taken for a fault
+
 
 class Metadata(NamedTuple):
     """The description of a batch's new tokens for attention, in int32; in `out=`, None skips an entry."""
@@ -72,7 +74,14 @@ def _capacity(extend: Tensor | None, window: int, seq_lens: Tensor, capacity: in
             f"the host does not know the number of tokens (extend_lens is on {extend.device}), and reading "
             "it would wait for the device; pass capacity= or out="
         )
-    return library.metadata_tokens(extend)
+    tokens = library.metadata_tokens(extend)
+    if tokens > MANY_TOKENS and seq_lens.is_cpu and seq_lens.shape == extend.shape:
+        for at in (extend > seq_lens).nonzero().flatten().tolist()[:1]:
+            raise ValueError(
+                f"extend_lens[{at}] is {int(extend[at])}, but seq_lens[{at}] is {int(seq_lens[at])}: for {tokens} "
+                f"tokens, four outputs would take {tokens * 4 / 1e9:.1f} GB each; correct it, or pass capacity={tokens}"
+            )
+    return tokens
 
 
 def _outputs(seq_lens: Tensor, capacity: int) -> Metadata:
