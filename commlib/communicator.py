@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, NoReturn, SupportsIndex, TypeAlias, TypeVar, cast, overload
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, cast, overload
 from weakref import WeakSet
 
 import torch
@@ -36,7 +36,7 @@ from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
 from commlib.debug.stacks import listen
-from commlib.errors import Closed, CommError, limits_of, no_unknown, one_of
+from commlib.errors import Closed, CommError, limits_of, one_of
 from commlib.native import library
 from commlib.plan import Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Query, size_text
@@ -72,7 +72,6 @@ def init(  # noqa: PLR0913 - what a user may decide
     max_bytes: int | str | None = None,
     checked: bool | None = None,
     max_sms: int | None = None,
-    **_unknown: NoReturn,
 ) -> Communicator:
     """Join the ranks that this process was started with; without a launcher, there is one rank.
 
@@ -81,7 +80,7 @@ def init(  # noqa: PLR0913 - what a user may decide
     Args:
         backend: "nccl", "shm" or "torch"; or an existing NCCL communicator of these ranks: nccl4py's object, a torch
             process group or an address.
-        bootstrap: Who started the ranks: "local" (`commlib run`), "torchrun", "mpi", "slurm", "single"; or a torch
+        bootstrap: Who started the ranks: "torchrun" (also for `commlib run`), "mpi", "slurm", "single"; or a torch
             process group or an mpi4py communicator of these ranks.
         rank: This rank's number, where the program knows it; variables of launchers do not count then.
         size: The number of ranks, needed with rank.
@@ -100,7 +99,6 @@ def init(  # noqa: PLR0913 - what a user may decide
         >>> with commlib.init() as comm:
         ...     comm.all_reduce(torch.ones(4, device=comm.device))
     """
-    no_unknown(init, _unknown)
     log.show()
     options, _ = settings(backend, plan, timeout_s=timeout_s, max_bytes=max_bytes, checked=checked, max_sms=max_sms)
     world = connect(explicit_rank(bootstrap, rank, size, address), timeout_s=options.timeout_s)

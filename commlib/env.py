@@ -82,11 +82,6 @@ def _multiprocessors(number: Any) -> int:
     return value
 
 
-def _pipe(text: str) -> tuple[int, int]:
-    fd, _, inode = text.partition(":")
-    return int(fd), int(inode)
-
-
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
@@ -136,9 +131,9 @@ BACKEND = Variable(
 )
 BOOTSTRAP = Variable(
     "COMMLIB_BOOTSTRAP",
-    _one_of("auto", "local", "torchrun", "mpi", "slurm", "single"),
+    _one_of("auto", "torchrun", "mpi", "slurm", "single"),
     "auto",
-    "who started the ranks: auto, local, torchrun, mpi, slurm or single",
+    "who started the ranks: auto, torchrun (also for `commlib run`), mpi, slurm or single",
 )
 HOST = Variable(
     "COMMLIB_HOST",
@@ -221,18 +216,7 @@ SECRET = Variable(
     "secret of a job past one host, the same on all ranks, which sign with it what they put into a TCP store",
     secret=True,
 )
-LOCAL_FD = Variable(
-    "COMMLIB_LOCAL_FD",
-    _pipe,
-    (-1, 0),
-    "set by `commlib run`: a pipe that ranks inherit, and its inode",
-    internal=True,
-)
-LOCAL_SERVER = Variable(
-    "COMMLIB_LOCAL_SERVER", str, "", "set by `commlib run`: name of the launcher's unix socket", internal=True
-)
-LOCAL_RANK = Variable("COMMLIB_LOCAL_RANK", int, -1, "set by `commlib run`: this rank", internal=True)
-LOCAL_SIZE = Variable("COMMLIB_LOCAL_SIZE", int, -1, "set by `commlib run`: number of ranks", internal=True)
+JOB = Variable("COMMLIB_JOB", str, "", "set by `commlib run`: tells its jobs apart", internal=True)
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(value for value in globals().values() if isinstance(value, Variable))
 

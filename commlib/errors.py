@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from inspect import signature
 from typing import Any
 
 _ELSEWHERE = {  # names of other libraries, without underscores, and ours
-    "worldsize": "size",
     "allgather": "all_gather_into_tensor",
     "reducescatter": "reduce_scatter_tensor",
     "alltoall": "all_to_all_single",
@@ -61,13 +59,6 @@ def meant(name: str, known: Iterable[str]) -> str:
 def one_of(name: str, value: object, known: Collection[str]) -> None:
     if value not in known:
         raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}{meant(str(value), known)}")
-
-
-def no_unknown(function: Callable[..., object], names: Iterable[str]) -> None:
-    """Raise a TypeError for the first of some keywords that the function does not know."""
-    for name in names:
-        known = signature(function).parameters
-        raise TypeError(f"{function.__name__}() has no argument {name!r}{meant(name, known)}")
 
 
 def limit_of(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -38,7 +37,6 @@ def _load() -> Any:
     module.set_redops(CODES, type(TORCH_OPS["sum"]))
     module.prefix_use(env.ISA.get())
     module.set_recorded(lambda: (b"", call_site()), lambda *ended: (b"", explain(*ended)))
-    gc.callbacks.append(module.note_collection)
     return module
 
 

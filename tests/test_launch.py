@@ -66,10 +66,11 @@ def read_pids(process, count):
 
 def test_every_rank_gets_its_own_variables_and_prefix(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # of a torchrun around us, which serves no store here
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "TORCHELASTIC_USE_AGENT_STORE")
+    monkeypatch.setenv("PMI_RANK", "0")  # of an mpiexec around us, which did not number them
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "TORCHELASTIC_USE_AGENT_STORE", "PMI_RANK")
     threads = max(1, len(os.sched_getaffinity(0)) // 3)
     code, out, err = run(f"import os; print(*map(os.environ.get, {names}))", 3)
-    assert (code, out, err) == (0, [f"[{rank}] {rank} {rank} 3 {threads} None" for rank in range(3)], "")
+    assert (code, out, err) == (0, [f"[{rank}] {rank} {rank} 3 {threads} None None" for rank in range(3)], "")
 
 
 def test_lines_stay_whole_and_a_last_line_without_end_is_kept():

@@ -141,7 +141,7 @@ def test_why_a_backend_was_taken_is_told(logger, caplog):
 
 def test_the_nearest_name_is_a_public_one():
     assert "did you mean COMMLIB_MAX_BYTES?" in env.describe_unknown("COMMLIB_MAXBYTES")
-    assert "did you mean" not in env.describe_unknown("COMMLIB_LOCAL_RANKS")
+    assert "did you mean" not in env.describe_unknown("COMMLIB_JOBS")
 
 
 def test_gather_and_scatter_are_of_one_size_on_all_ranks():

@@ -118,7 +118,7 @@ def test_a_killed_rank_is_named_to_the_survivors_at_once(ranks):
     started = time.monotonic()
     ranks.kill(1)
     for rank in (0, 2):
-        with pytest.raises(PeerLost, match=f"rank {rank}: rank 1 ended"):
+        with pytest.raises(PeerLost, match=f"rank {rank}: rank 1 died"):
             handle.result(rank)
     assert time.monotonic() - started < 1
     with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):

@@ -16,7 +16,7 @@ from commlib.tools.timing import Protocol, Run, graph, measure_on_one_device
 def test_of_the_environment_only_what_changes_a_figure_is_kept() -> None:
     kept = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1", "COMMLIB_ISA": "v3"}
     places = {"NCCL_TOPO_FILE": "/somewhere/topo.xml", "COMMLIB_PLAN": "plan.json", "NCCL_COMM_ID": "box:1234"}
-    left_out = {"NCCL_API_KEY": "a", "CUDA_TOKEN": "b", "COMMLIB_LOCAL_RANK": "0", "HOME": "c", "AWS_SECRET": "d"}
+    left_out = {"NCCL_API_KEY": "a", "CUDA_TOKEN": "b", "COMMLIB_JOB": "0", "HOME": "c", "AWS_SECRET": "d"}
     found = environment({**kept, **places, **left_out})
     assert found == kept
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import datetime
 import json
-import os
 import secrets
 import time
 import zlib
@@ -24,7 +23,6 @@ from commlib.bootstrap.tcp import host_address, served
 from commlib.bootstrap.world import World
 from commlib.counts import ranks_text
 from commlib.debug.findings import explain
-from commlib.debug.jobs import ELSEWHERE
 from commlib.errors import CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported, first_line
 from commlib.native import library
 from commlib.worker import Worker
@@ -287,27 +285,18 @@ class Recorded:
         self.id: int = world.exchange(secrets.randbits(62), timeout_s)[0]
         mine = world.infos[world.rank]
         pids: list[int] = []
-        elsewhere: dict[int, str] = {}
         for info in world.infos:
             if (info.boot, info.pid_namespace) != (mine.boot, mine.pid_namespace):  # the number means nothing here
                 identity = f"{info.boot} {info.pid_namespace} {info.pid}"
                 pids.append(-1 - (zlib.crc32(identity.encode()) & 0x3FFFFFFF))
-                elsewhere[pids[-1]] = f"{info.hostname}:{info.pid}"
             else:
                 pids.append(info.pid)
-        self._fd = -1
-        if elsewhere:
-            self._fd = os.memfd_create(ELSEWHERE)
-            os.write(self._fd, json.dumps(elsewhere).encode())
         if world.size <= library.max_shm_ranks():
             self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids)
 
     def close(self) -> None:
         if self.recorder is not None:
             self.recorder.close()
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
 
 
 def _on_gpus(world: World, timeout_s: float) -> bool:

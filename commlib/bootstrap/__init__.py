@@ -1,14 +1,13 @@
 """Who started the ranks, and how they find each other: one row for each launcher.
 
-local          `commlib run` and `commlib bench -n`
-torchrun       torchrun, or RANK and WORLD_SIZE set by hand
+torchrun       torchrun, `commlib run`, `commlib bench -n`, or RANK and WORLD_SIZE set by hand
 mpi            mpiexec of Open MPI or MPICH, or an mpi4py communicator
 slurm          srun
 explicit       the program itself: rank, size and address of init()
 process_group  a torch process group that exists already: its store
 
-Ranks of one host meet at a unix socket (local_world.py, rendezvous_server.py), others at a torch store (tcp.py,
-store.py).
+All exchange bytes over a store (store.py): those of one host over one in memory, which rank 0 gives them at a unix
+socket (local_world.py), others over torch's (tcp.py).
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 from commlib import env
 from commlib.bootstrap import mpi
 from commlib.bootstrap.launchers import (
-    LOCAL,
     SLURM,
     TORCHRUN,
     ExplicitRank,
@@ -36,8 +34,8 @@ from commlib.errors import Unsupported
 
 __all__ = ["BOOTSTRAPS", "SingleWorld", "World", "connect", "explicit_rank"]
 
-# The innermost launcher comes first: `commlib run` inside torchrun inside mpiexec inside srun.
-BOOTSTRAPS: dict[str, Launcher] = {"local": LOCAL, "torchrun": TORCHRUN, "mpi": mpi.MPI, "slurm": SLURM}
+# The innermost launcher comes first: torchrun inside mpiexec inside srun.
+BOOTSTRAPS: dict[str, Launcher] = {"torchrun": TORCHRUN, "mpi": mpi.MPI, "slurm": SLURM}
 
 
 def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import operator
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, SupportsIndex
 
-from commlib import env
-from commlib.bootstrap.local_world import meet
-from commlib.bootstrap.rendezvous_server import LAUNCHER, Place
+from commlib.bootstrap.local_world import Place, meet
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.tcp import connect_store, rendezvous
 from commlib.bootstrap.world import Identity, World
@@ -83,38 +80,7 @@ def _identity(rank: str, size: str, local_rank: str) -> Identity:
     return who
 
 
-# --- `commlib run`: its launcher serves the exchange, and knows how ranks end -----------------------------------------
-
-
-def _detect_local(environ: Mapping[str, str]) -> int | None:
-    """Return the number of ranks that `commlib run` started; None in processes that another launcher or tool started.
-
-    Those have our variables, but not the pipe that only the ranks and their direct children inherit.
-    """
-    rank, size, fd = env.LOCAL_RANK.name, env.LOCAL_SIZE.name, env.LOCAL_FD.name
-    total = announced(environ, "commlib run", rank, size, (env.LOCAL_SERVER.name, fd))
-    return total if total is not None and _is_pipe(*env.LOCAL_FD.parse(environ[fd])) else None
-
-
-def _is_pipe(fd: int, inode: int) -> bool:
-    try:
-        opened = os.fstat(fd)
-    except OSError:
-        return False
-    return stat.S_ISFIFO(opened.st_mode) and opened.st_ino == inode
-
-
-def _connect_local(timeout_s: float) -> World:
-    return join(env.LOCAL_SERVER.get(), env.LOCAL_RANK.get(), env.LOCAL_SIZE.get(), timeout_s)
-
-
-def join(server: str, rank: int, size: int, timeout_s: float) -> World:
-    return meet("local", LAUNCHER._replace(server=server), Identity(rank, size, rank), timeout_s)
-
-
-LOCAL = Launcher("commlib run -n N", _detect_local, _connect_local)
-
-# --- torchrun: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by it or by hand ------------------------------------
+# --- RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by torchrun, `commlib run` or by hand -------------------------
 
 
 def _detect_torchrun(environ: Mapping[str, str]) -> int | None:

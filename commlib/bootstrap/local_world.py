@@ -1,234 +1,303 @@
-"""The world of ranks of one host: this rank looks for the process that serves the exchange, and asks it."""
+"""Ranks of one host find each other: rank 0 serves a unix socket, and who connects gets memory with a store.
+
+The socket is in the abstract namespace: no port is open, and no file stays behind a killed process. Both sides ask the
+kernel for the other's user before they send or read, so that no other user joins, reads or writes. The name ends at
+random, so that nobody else can take it first; the other ranks look it up in the kernel's list of sockets.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import select
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
 import socket
+import struct
+import threading
 import time
 import weakref
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from commlib.bootstrap.rendezvous_server import (
-    BROKEN,
-    Hello,
-    Place,
-    RendezvousServer,
-    Reply,
-    message,
-    not_for_children,
-    peer_user,
-    read_message,
-)
-from commlib.bootstrap.world import Identity, ProcessInfo, World, process_info
+from commlib.bootstrap.store import ONLY_WORLD, Claim, StoreWorld, claim_key, refuse
+from commlib.bootstrap.world import Identity, two_processes
 from commlib.debug.starting import Waiting
-from commlib.errors import CommError, CommTimeout, PeerLost
+from commlib.errors import CommTimeout, Unsupported
 from commlib.users import current_user
 
-REPLY_S = 1.0  # for the other servers of a place to reply, once one has let this rank in
+UNIX_SOCKETS = Path("/proc/net/unix")  # of this network namespace, in which a name is known
+BACKLOG = 4096  # the kernel's limit
+LINGER_S = 1.0  # how long rank 0 serves when the ranks cannot come together, which the others read in its store
+REPLY_S = 1.0  # for a server to send its memory
+COMPLETE_PAUSE_S = 0.02  # between two clients once all ranks have come: connections must not cost rank 0 much
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.1  # between two looks for a server
 NOBODY = "nobody serves there; is it running, on this host and as this user?"
 LEFT = "it is still in a communicator that this rank has left"
-ANSWER_S = 2.0  # how long after its deadline a rank waits for the server to say who is missing
-MAX_WAIT_S = 1e6  # that a socket can wait
+SILENT = "its process does not answer; is it stopped?"
 
 
-def meet(name: str, place: Place, who: Identity, timeout_s: float) -> UnixSocketWorld:
-    """Join the other ranks at a place of this host, where rank 0 serves unless the launcher does."""
+class Place(NamedTuple):
+    """Where ranks meet: all of them know `key`, messages call it `label`."""
+
+    key: str
+    label: str
+    of_one_job: bool = False  # nobody else knows the key: other processes with one number are of other worlds
+
+    @property
+    def prefix(self) -> str:
+        return f"commlib-{hashlib.sha256(self.key.encode()).hexdigest()[:16]}-"
+
+    def servers(self) -> list[str]:
+        """Return the names of all servers here, no matter whose, the newest first."""
+        listening = rb" 00010000 \w+ 01 +\d+ @(%s[0-9a-f]{32})$" % self.prefix.encode()
+        try:
+            sockets = UNIX_SOCKETS.read_bytes()
+        except OSError as error:
+            raise Unsupported(
+                f"{UNIX_SOCKETS}, where ranks of one host find each other, cannot be read ({error.strerror}); give "
+                f"them an address that is not loopback"
+            ) from None
+        return sorted((name.decode() for name in re.findall(listening, sockets, re.MULTILINE)), reverse=True)
+
+
+def meet(name: str, place: Place, who: Identity, timeout_s: float) -> LocalWorld:
+    """Join the other ranks at a place of this host, where rank 0 serves."""
     deadline = time.monotonic() + timeout_s
-    server = None
-    if who.rank == 0 and not place.server:
-        server = RendezvousServer(who.size, place)
-        server.start()
+    server = Server(place) if who.rank == 0 else None
     try:
-        channel = connect(place, Hello.of(who), timeout_s)
+        store = _find(place, who, timeout_s)
+        return LocalWorld(name, store, who, max(deadline - time.monotonic(), 0.1), server)
     except BaseException as error:
         if server is not None:
             if isinstance(error, ValueError):  # our other ranks are to know it, too
-                server.end(str(error))
+                time.sleep(LINGER_S)
             server.close()
         raise
-    world = UnixSocketWorld(name, who, channel, place.label if place.server else "rank 0", server)
-    try:
-        left_s = round(max(deadline - time.monotonic(), 0.1), 1)
-        world.infos = [ProcessInfo(*fields) for fields in world.exchange(process_info(), left_s)]
-    except BaseException:
-        world.close()
-        raise
-    world.local_rank = world.count_local_rank() if who.local_rank is None else who.local_rank
-    return world
 
 
-class UnixSocketWorld(World):
-    """A rank's connection to an Exchange; rank 0 also has the server, unless the launcher has it."""
+class LocalWorld(StoreWorld):
+    """The ranks of one host; rank 0 serves as long as it has the world, so that another job is seen."""
 
-    address = "127.0.0.1"  # all of its ranks are on this machine
-
-    def __init__(
-        self, name: str, who: Identity, channel: socket.socket, serving: str, server: RendezvousServer | None
-    ) -> None:
-        self.name, self.rank, self.size = name, who.rank, who.size
-        self._channel, self._serving, self._server = channel, serving, server
-        self._round = 0
-        self._lost = ""
-        if server is not None:  # a communicator that nobody closes leaves no server behind
-            weakref.finalize(self, server.abandon).atexit = False
-
-    def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        if self._lost:
-            self._raise_lost(self._lost)
-        if self._channel.fileno() < 0:
-            raise CommError(f"rank {self.rank}: this {type(self).__name__} is closed; make a new one with init()")
-        self._round += 1
-        try:
-            kind, answer = self._ask(data, timeout_s)
-        except TimeoutError:
-            kind, answer = "late", f"{self._serving}, which does not answer"
-        except BROKEN:
-            kind, answer = "lost", f"{self._serving} is gone"
-        if not isinstance(answer, str):
-            return answer
-        if kind == "late":
-            raise self.late(timeout_s, self._round, answer)
-        if kind == "lost":
-            self._raise_lost(answer)
-        raise ValueError(answer) if kind == "wrong" else CommTimeout(f"rank {self.rank}: {answer} ({self.name})")
+    def __init__(self, name: str, store: MemoryStore, who: Identity, timeout_s: float, server: Server | None) -> None:
+        super().__init__(name, store, who, timeout_s)
+        self._server = server
+        if server is not None:
+            server.complete = True
+            weakref.finalize(self, server.close).atexit = False  # nobody may close this world
 
     def close(self) -> None:
-        """Leave; ranks that wait for this one get an error, and rank 0 lets the others read their answers first."""
-        if self._channel.fileno() >= 0:
-            with contextlib.suppress(OSError):  # nobody listens any more
-                self._channel.send(message(None), socket.MSG_DONTWAIT)
-            self._channel.close()
+        super().close()
+        self._store.close()
         if self._server is not None:
-            self._server.lose(self.rank, "closed its communicator")
             self._server.close()
-            self._server = None
-
-    def _ask(self, data: bytes, timeout_s: float) -> tuple[str, list[bytes] | str]:
-        answered = False
-        limit_s = min(timeout_s + ANSWER_S, MAX_WAIT_S)
-        deadline = time.monotonic() + limit_s
-        self._channel.settimeout(limit_s)
-        try:
-            self._channel.sendall(message([self._round, timeout_s], [data]))
-            with self._channel.makefile("rb") as file, Waiting(self.rank, self.size, timeout_s) as waiting:
-                (kind, text), parts = read_message(file)
-                while kind == "waiting":
-                    waiting.tell(text)
-                    self._channel.settimeout(max(deadline - time.monotonic(), ANSWER_S))
-                    (kind, text), parts = read_message(file)
-            answered = True
-        finally:
-            if not answered:  # half a question may be out: the server would not understand what follows
-                self._channel.close()
-        return kind, parts if kind == "all" else text
-
-    def _raise_lost(self, reason: str) -> NoReturn:
-        self._lost = reason
-        raise PeerLost(f"rank {self.rank}: {reason} ({self.name} exchange {self._round})")
 
 
-def connect(place: Place, client: Hello, timeout_s: float) -> socket.socket:
-    """Return a socket to the server of a place that lets this rank in."""
+# --- the server, and how it is found ----------------------------------------------------------------------------------
+
+
+class Server:
+    """Sends the memory of a world to each process of this user that connects."""
+
+    def __init__(self, place: Place) -> None:
+        self.complete = False  # all ranks have come
+        self._user, self._closed = current_user(), False
+        self._memory = os.memfd_create("commlib.world")
+        self._listener = not_for_children(socket.socket(socket.AF_UNIX))
+        self._listener.bind(f"\0{place.prefix}{time.monotonic_ns():016x}{secrets.token_hex(8)}")
+        self._listener.listen(BACKLOG)
+        self._thread = threading.Thread(target=self._serve, name="commlib-rendezvous", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):  # it is closed, or its process is our parent
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            try:
+                with self._listener.accept()[0] as client:
+                    if peer_user(client) == self._user:
+                        socket.send_fds(client, [b"\0"], [self._memory])
+            except OSError:  # closed; or out of descriptors, or the client has gone
+                time.sleep(0 if self._closed else 0.01)
+            if self.complete and not self._closed:
+                time.sleep(COMPLETE_PAUSE_S)
+        self._listener.close()
+        os.close(self._memory)
+
+
+def peer_user(sock: socket.socket) -> int:
+    """Return the user of the process at the other end of a unix socket, as the kernel knows it."""
+    _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(user)
+
+
+def _find(place: Place, who: Identity, timeout_s: float) -> MemoryStore:
+    """Return the store of a server in which this process is put down as its rank."""
     deadline, pause_s = time.monotonic() + timeout_s, MIN_PAUSE_S
-    where = place.label if place.server else f"rank 0 at {place.label}"
-    with _Search(place, client) as search, Waiting(client.rank, client.size, timeout_s) as waiting:
+    claim, strangers = Claim.new(), dict[str, int]()
+    where = f"rank 0 at {place.label}"
+    with Waiting(who.rank, who.size, timeout_s) as waiting:
         while True:
-            search.ask()
-            search.read_replies(pause_s)
-            if channel := search.result():
-                return channel
+            problem, stores = _look(place, claim, strangers, min(REPLY_S, timeout_s))
+            # In all of them: two jobs that meet here both learn it.
+            ours = [store for store in stores if _put_down(store, stores, place, who.rank)]
+            if ours:
+                return ours[0]
             if time.monotonic() >= deadline:
-                raise CommTimeout(f"rank {client.rank} waited {timeout_s:g} s for {where}: {search.problem}")
+                raise CommTimeout(f"rank {who.rank} waited {timeout_s:g} s for {where}: {LEFT if stores else problem}")
             if waiting.due():
                 waiting.tell(where)
+            time.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
 
-class _Search:
-    """A rank's search for its server: it asks all of a place, so that two jobs that meet there both learn it."""
-
-    def __init__(self, place: Place, client: Hello) -> None:
-        self._place, self._client = place, client
-        self._user = current_user()
-        self.problem = NOBODY
-        self._others: dict[str, int] = {}  # servers of other users, which may be very many: each is asked once
-        self._silent: dict[str, socket.socket] = {}  # the servers that have not replied yet
-        self._channel: socket.socket | None = None  # to the server that has let us in
-        self._patience = 0.0  # until when the others may reply
-
-    def __enter__(self) -> _Search:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for sock in (*self._silent.values(), *([self._channel] if self._channel else [])):
-            sock.close()
-
-    def ask(self) -> None:
-        if self._channel is not None:
-            return
-        self.problem = NOBODY
-        for name in self._place.servers():
-            if name not in self._silent and name not in self._others:
-                self._say_hello(name)
-        if self._silent:
-            self.problem = "its process does not answer; is it stopped?"
-        elif self._others:
-            user = next(iter(self._others.values()))
-            self.problem = f"only a process of user {user} serves there; all ranks must run as one user"
-        elif self._place.server and self.problem == NOBODY:
-            raise PeerLost(f"rank {self._client.rank}: {self._place.label} is gone")
-
-    def read_replies(self, limit_s: float) -> None:
-        poll = select.poll()
-        names = {sock.fileno(): name for name, sock in self._silent.items()}
-        for fd in names:
-            poll.register(fd, select.POLLIN)
-        for fd, _ in poll.poll(limit_s * 1000):
-            sock = self._silent.pop(names[fd])
-            reply = _read_reply(sock)
-            if reply.kind == "in" and self._channel is None:
-                self._channel, self._patience = sock, time.monotonic() + REPLY_S
-                continue
-            sock.close()
-            if reply.kind == "wrong":
-                raise ValueError(reply.reason)
-            if reply.kind == "timeout":
-                raise CommTimeout(f"rank {self._client.rank}: {reply.reason} ({self._place.label})")
-            if reply.kind == "later":
-                self.problem = LEFT
-
-    def result(self) -> socket.socket | None:
-        """Return the socket, once the other servers have replied or had the time to."""
-        channel = self._channel
-        if channel is None or (self._silent and time.monotonic() < self._patience):
-            return None
-        self._channel = None
-        channel.settimeout(None)
-        return channel
-
-    def _say_hello(self, name: str) -> None:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.setblocking(False)
+def _look(place: Place, claim: Claim, strangers: dict[str, int], limit_s: float) -> tuple[str, list[MemoryStore]]:
+    """Ask all servers of a place, those of other users once; return their stores, and what is wrong without one."""
+    user, problem, stores = current_user(), "", list[MemoryStore]()
+    for name in place.servers():
+        if name in strangers:
+            continue
         try:
-            sock.connect(f"\0{name}")
-            if (user := peer_user(sock)) == self._user:
-                sock.send(message(self._client))
-                self._silent[name] = not_for_children(sock)
-                return
-            self._others[name] = user
-        except BlockingIOError:
-            self.problem = "too many processes connect to it"
-        except OSError:  # it has just ended
-            pass
-        sock.close()
+            owner, memory = _asked(name, user, limit_s)
+        except TimeoutError:
+            problem = SILENT
+        except OSError:  # it has just ended, or has no room
+            continue
+        else:
+            if owner == user:
+                stores.append(MemoryStore(memory, place.label, claim))
+            else:
+                strangers[name] = owner
+    if strangers:
+        stranger = next(iter(strangers.values()))
+        problem = problem or f"only a process of user {stranger} serves there; all ranks must run as one user"
+    return problem or NOBODY, stores
 
 
-def _read_reply(sock: socket.socket) -> Reply:
-    sock.settimeout(REPLY_S)
-    try:
-        with sock.makefile("rb") as file:
-            return Reply(*read_message(file)[0])
-    except (*BROKEN, TypeError):
-        return Reply("gone")
+def _asked(name: str, user: int, limit_s: float) -> tuple[int, int]:
+    """Return the user of a server and, if that is ours, the memory that it sends."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(limit_s)
+        sock.connect(f"\0{name}")
+        if (owner := peer_user(sock)) != user:
+            return owner, -1
+        _, memory, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        if not memory:
+            raise ConnectionError
+        return owner, memory[0]
+
+
+def _put_down(store: MemoryStore, stores: Sequence[MemoryStore], place: Place, rank: int) -> bool:
+    """Put this process down as a rank, unless another one is: one that lives is an error, on all ranks at the place."""
+    holder = Claim.read(store.compare_set(claim_key(ONLY_WORLD, rank), "", store.claim.encode()))
+    if holder == store.claim:
+        return True
+    if store.claim.meets(holder) and not place.of_one_job:
+        error = ValueError(two_processes(rank, holder.info.pid, os.getpid(), place.label))
+        for each in stores:
+            refuse(each, ONLY_WORLD, error)
+        raise error
+    return False
+
+
+_OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def not_for_children(sock: socket.socket) -> socket.socket:
+    """Have forked children close it: a child that lives longer would keep a dead rank's socket open."""
+    _OPEN.add(sock)
+    return sock
+
+
+def _close_in_child() -> None:
+    for sock in list(_OPEN):
+        if sock.fileno() >= 0:
+            os.close(sock.detach())
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+# --- the memory -------------------------------------------------------------------------------------------------------
+
+
+class MemoryStore:
+    """The calls of torch's stores that a StoreWorld makes, on memory that all ranks have: a line of JSON a change."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, memory: int, label: str, claim: Claim) -> None:
+        # Opened anew: the descriptor that was sent shares its lock with its sender.
+        self._fd = os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_CLOEXEC)
+        os.close(memory)
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self.label, self.claim = label, claim
+        self._values: dict[str, bytes] = {}
+        self._end = 0  # of what `_values` has
+
+    def close(self) -> None:
+        self._fd = -1
+        self._close()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        with self._locked():
+            self._put(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        with self._locked():
+            return [self._values[key] for key in keys]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        with self._locked():
+            return all(key in self._values for key in keys)
+
+    def compare_set(self, key: str, expected: str, value: bytes | str) -> bytes:
+        with self._locked():
+            if self._values.get(key, b"") == expected.encode():
+                self._put(key, value)
+            return self._values.get(key, expected.encode())
+
+    def add(self, key: str, number: int) -> int:
+        with self._locked():
+            self._put(key, str(int(self._values.get(key, 0)) + number))
+            return int(self._values[key])
+
+    def delete_key(self, key: str) -> None:
+        with self._locked():
+            self._put(key, None)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock, with all changes so far in `_values`."""
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            data = os.pread(self._fd, os.fstat(self._fd).st_size - self._end, self._end)
+            self._end += len(data)
+            for line in data.splitlines():
+                with contextlib.suppress(ValueError):  # of a process that was killed while it wrote
+                    self._apply(*json.loads(line))
+            yield
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _put(self, key: str, value: bytes | str | None) -> None:
+        text = (value.encode() if isinstance(value, str) else value or b"").decode("latin-1")
+        change = key, None if value is None else text
+        self._end += os.pwrite(self._fd, b"\n" + json.dumps(change).encode(), self._end)
+        self._apply(*change)
+
+    def _apply(self, key: str, text: str | None) -> None:
+        self._values.pop(key, None)
+        if text is not None:
+            self._values[key] = text.encode("latin-1")

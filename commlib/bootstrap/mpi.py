@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from commlib.bootstrap.launchers import Launcher, announced, first_number
-from commlib.bootstrap.local_world import meet
-from commlib.bootstrap.rendezvous_server import Place
+from commlib.bootstrap.local_world import Place, meet
 from commlib.bootstrap.tcp import connect_store, host_address, serve
 from commlib.bootstrap.world import Identity, World
 from commlib.counts import counted
@@ -40,10 +39,6 @@ def detect(environ: Mapping[str, str]) -> int | None:
         if total is not None and not (by_srun and importlib.util.find_spec("mpi4py") is None):
             return total
     return None
-
-
-def is_launcher() -> bool:
-    return detect(os.environ) is not None
 
 
 def library() -> Any:

@@ -1,39 +1,60 @@
-"""StoreWorld: the exchange over a torch store, for ranks of several hosts and for existing torch groups."""
+"""StoreWorld: the exchange over a store, torch's or one in memory of this host (local_world.py)."""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from commlib import env
-from commlib.bootstrap.world import Identity, ProcessInfo, ProcessWatch, World, process_info, two_processes
+from commlib.bootstrap.world import Identity, ProcessInfo, World, process_info, two_processes
 from commlib.counts import ranks_text
 from commlib.debug.starting import Waiting
-from commlib.errors import CommError, CommTimeout, PeerLost, first_line
+from commlib.errors import KINDS, CommError, CommTimeout, PeerLost, first_line
 from commlib.worker import Worker
-
-if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not declared so
 
 T = TypeVar("T")
 
 DRAIN_S = 5.0  # how long the rank that serves the store waits at close for the others to have read
 ANSWER_S = 1.0  # the shortest time that a store has to answer
 MAX_PAUSE_S = 0.02
-TOKEN_BYTES = 32  # random, before what a rank puts down: so nobody ever put down the same
+TOKEN_BYTES = 32
 HASH, SIGNATURE_BYTES = "sha256", 32
 CHECK_S = 0.2  # between two checks for ranks that died or left
+ONLY_WORLD = "world"  # the name of the one world of a store in which ranks have put themselves down already
 
 
 class _Moved(Exception):
     """Rank 0 has named another world."""
+
+
+class Claim(NamedTuple):
+    """What a rank puts down: its process, behind random bytes, so that nobody ever put down the same."""
+
+    token: str
+    info: ProcessInfo
+
+    @classmethod
+    def new(cls) -> Claim:
+        return cls(secrets.token_hex(TOKEN_BYTES // 2), process_info())
+
+    @classmethod
+    def read(cls, data: bytes) -> Claim:
+        return cls(data[:TOKEN_BYTES].decode(), ProcessInfo.read(data[TOKEN_BYTES:]))
+
+    def encode(self) -> bytes:
+        return self.token.encode() + self.info.encode()
+
+    def meets(self, other: Claim) -> bool:
+        """Whether the other one is of another process of this host, which lives."""
+        return other.info.pid != self.info.pid and other.info.place == self.info.place and other.info.is_running()
 
 
 class StoreWorld(World):
@@ -44,40 +65,39 @@ class StoreWorld(World):
     """
 
     def __init__(
-        self, name: str, store: Store, who: Identity, timeout_s: float, *, serves: bool = False, secret: str = ""
+        self, name: str, store: Any, who: Identity, timeout_s: float, *, serves: bool = False, secret: str = ""
     ) -> None:
         """`serves`: the store is in this process. `secret`: what only the ranks know, besides COMMLIB_SECRET."""
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
         self.name, self.rank, self.size = name, who.rank, who.size
         self.address = address_of(who.rank, store)
+        self.infos: Sequence[ProcessInfo] = ()
         self._worker, self._deadline = Worker("store"), time.monotonic() + timeout_s
-        self._base = PrefixStore("commlib", store)
-        self._serves = serves
+        self._store, self._serves, self._where = store, serves, getattr(store, "label", name)
         self._unread = ""  # a key of the last round, there until every rank has read it
-        self._watch: ProcessWatch | None = None
-        self._info, deadline = process_info(), self._deadline
-        mine = secrets.token_hex(TOKEN_BYTES // 2).encode() + self._info.encode()
-        everyone = None
+        self._closed = False
+        claimed = getattr(store, "claim", None)
+        self._claim = claimed or Claim.new()
+        deadline, everyone = self._deadline, None
         while everyone is None:
             self._deadline, self._round = deadline, 0
             with Waiting(self.rank, self.size, timeout_s) as waiting:
-                self._world = self._name_world() if self.rank == 0 else self._join_world(mine, timeout_s, waiting)
-            self._store = PrefixStore(self._world, self._base)
+                self._world = ONLY_WORLD if claimed else self._enter(timeout_s, waiting)
             self._key = (env.SECRET.get() + secret).encode()
-            self._put_down(mine)
+            self._check_size()
             with contextlib.suppress(_Moved):
-                everyone = self.all_gather(mine, round(max(deadline - time.monotonic(), 0.1), 1))
+                everyone = self.all_gather(self._claim.encode(), round(max(deadline - time.monotonic(), 0.1), 1))
+        self._raise_if_refused()
         self._key = hmac.digest(self._key, b"".join(everyone), HASH)  # of this world only
-        self.infos = [ProcessInfo.read(text[TOKEN_BYTES:]) for text in everyone]
-        self._watch = ProcessWatch(self.rank, self.infos)
+        self.infos = [Claim.read(data).info for data in everyone]
         self.local_rank = self.count_local_rank() if who.local_rank is None else who.local_rank
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
+        if self._closed:
+            raise CommError(f"rank {self.rank}: this {type(self).__name__} is closed; make a new one with init()")
         self._round += 1
         self._deadline = time.monotonic() + timeout_s
-        keys = [f"{self._round}/{rank}" for rank in range(self.size)]
-        self._ask(lambda: self._store.set(keys[self.rank], self._signature(self.rank, data) + data))  # type: ignore[arg-type]  # takes bytes too
+        keys = [self._at(f"{self._round}/{rank}") for rank in range(self.size)]
+        self._ask(lambda: self._store.set(keys[self.rank], self._signature(self.rank, data) + data))
         try:
             with Waiting(self.rank, self.size, timeout_s) as waiting:
                 self._wait(keys, timeout_s, waiting)
@@ -89,43 +109,45 @@ class StoreWorld(World):
 
     def close(self) -> None:
         """Tell the others that no more rounds come from here; the serving rank lets them read first."""
-        if self._watch is None:
+        if self._closed:
             return
-        self._watch.close()
-        self._watch = None
+        self._closed = True
         self._deadline = time.monotonic() + DRAIN_S
         with contextlib.suppress(CommError):  # the store died before us: nobody is left to tell
             self._ask(self._drain)
-            self._ask(partial(self._store.set, f"left/{self.rank}", ""))
+            self._ask(lambda: self._store.set(self._at(f"left/{self.rank}"), ""))
             if self.rank == 0:
-                self._ask(lambda: self._base.compare_set("world", self._world, ""))
-            if self._ask(lambda: self._store.add("left", 1)) == self.size:
-                self._delete(
-                    "size", "left", *(f"{kind}/{rank}" for kind in ("left", "rank") for rank in range(self.size))
-                )
+                self._ask(lambda: self._store.compare_set("commlib/world", self._world, ""))
+            if self._ask(lambda: self._store.add(self._at("left"), 1)) == self.size:
+                of_ranks = (f"{kind}/{rank}" for kind in ("left", "rank") for rank in range(self.size))
+                self._delete(*map(self._at, ("size", "left", *of_ranks)))
         self._worker.close(CommError(f"rank {self.rank}: this world is closed"))
+
+    def _enter(self, timeout_s: float, waiting: Waiting) -> str:
+        """Return the world that rank 0 names, once this rank is put down for it."""
+        return self._name_world() if self.rank == 0 else self._join_world(timeout_s, waiting)
 
     def _name_world(self) -> str:
         name = secrets.token_hex(8)
-        before = self._ask(lambda: self._base.compare_set("world", "", name)).decode()
+        before = self._ask(lambda: self._store.compare_set("commlib/world", "", name)).decode()
         if before != name:  # rank 0 of before has another communicator open, or was killed, or is one of another job
-            key = f"{before}/rank/0"
-            if self._ask(lambda: self._base.check([key])):
-                self._refuse_second(0, self._ask(lambda: self._base.get(key)), before)
-            self._ask(lambda: self._base.set("world", name))
+            key = claim_key(before, 0)
+            if self._ask(lambda: self._store.check([key])):
+                self._refuse_second(self._ask(lambda: self._store.get(key)), before)
+            self._ask(lambda: self._store.set("commlib/world", name))
+        self._ask(lambda: self._store.set(claim_key(name, 0), self._claim.encode()))
         return name
 
-    def _join_world(self, mine: bytes, timeout_s: float, waiting: Waiting) -> str:
+    def _join_world(self, timeout_s: float, waiting: Waiting) -> str:
         """Return the world that rank 0 named last, once it is one that this rank was never in."""
-        pause_s = 0.0005
+        pause_s, mine = 0.0005, self._claim.encode()
         while True:
-            world = self._current()
-            if world:
-                put_down = partial(self._base.compare_set, f"{world}/rank/{self.rank}", "", mine.decode())
+            if world := self._current():
+                put_down = partial(self._store.compare_set, claim_key(world, self.rank), "", mine.decode())
                 holder = self._ask(put_down)
                 if holder == mine:
                     return world
-                self._refuse_second(self.rank, holder, world)
+                self._refuse_second(holder, world)
             if time.monotonic() >= self._deadline:
                 raise CommTimeout(f"rank {self.rank} waited {timeout_s:g} s for rank 0 to join ({self.name})")
             if waiting.due():
@@ -134,28 +156,28 @@ class StoreWorld(World):
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
     def _current(self) -> str:
-        return self._ask(lambda: self._base.compare_set("world", "", "")).decode()
+        return str(self._ask(lambda: self._store.compare_set("commlib/world", "", "")).decode())
 
-    def _put_down(self, mine: bytes) -> None:
-        if self.rank == 0:
-            self._ask(lambda: self._store.set("rank/0", mine))  # type: ignore[arg-type]  # takes bytes too
-        first = self._ask(lambda: self._store.compare_set("size", "", str(self.size))).decode()
+    def _check_size(self) -> None:
+        first = self._ask(lambda: self._store.compare_set(self._at("size"), "", str(self.size))).decode()
         if first != str(self.size):
             numbers = f"rank {self.rank} expects {self.size}, another rank {first}"
-            self._refuse(f"ranks disagree on their number: {numbers} ({self.name}); start all of them with the same")
+            why = f"ranks disagree on their number: {numbers} ({self._where}); start all of them with the same"
+            self._refuse(ValueError(why))
 
-    def _refuse_second(self, rank: int, holder: bytes, world: str) -> None:
+    def _refuse_second(self, holder: bytes, world: str) -> None:
         """Raise on all ranks if another process of this host that lives is this rank of a world."""
-        info = ProcessInfo.read(holder[TOKEN_BYTES:])
-        if info.place == self._info.place and info.pid != self._info.pid and info.is_running():
-            self._store = type(self._base)(world, self._base)
-            self._refuse(two_processes(rank, info.pid, self._info.pid, self.name))
+        other = Claim.read(holder)
+        if self._claim.meets(other):
+            self._world = world
+            self._refuse(ValueError(two_processes(self.rank, other.info.pid, self._claim.info.pid, self._where)))
 
-    def _refuse(self, why: str) -> NoReturn:
-        self._ask(partial(self._store.set, "refused", why))
+    def _refuse(self, error: Exception) -> NoReturn:
+        """Raise an error on all ranks, which come together only now."""
+        self._ask(lambda: refuse(self._store, self._world, error))
         if self._serves:
             time.sleep(2 * CHECK_S)  # for the others to read it
-        raise ValueError(why)
+        raise error
 
     def _signature(self, rank: int, data: bytes) -> bytes:
         return hmac.digest(self._key, f"{self._world} {self._round} {rank} ".encode() + data, HASH)
@@ -175,13 +197,15 @@ class StoreWorld(World):
             now = time.monotonic()
             if now >= next_check:
                 self._raise_if_lost(keys)
-                self._raise_if_moved()
                 next_check = now + CHECK_S
             late = now >= self._deadline
             if late or waiting.due():
                 missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
                 if missing and late:
-                    raise self.late(timeout_s, self._round, ranks_text(missing))
+                    error = self.late(timeout_s, self._round, ranks_text(missing))
+                    if self._round == 1:
+                        self._refuse(error)
+                    raise error
                 if missing:
                     waiting.tell(ranks_text(missing))
             # Polls, not Store.wait: a wait in C++ answers Ctrl-C and a dead peer only at its deadline.
@@ -189,30 +213,43 @@ class StoreWorld(World):
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
     def _raise_if_lost(self, keys: list[str]) -> None:
-        if self._there("refused"):
-            raise ValueError(self._ask(lambda: self._store.get("refused")).decode())
-        absent = [rank for rank in range(self.size) if not self._there(keys[rank])]
-        dead = self._watch.dead(absent) if self._watch else []
-        gone = [rank for rank in absent if self._there(f"left/{rank}")]  # and its process may have ended since
-        # Who was absent may have come, and then left, while we looked.
-        missing = [rank for rank in {*dead, *gone} if not self._there(keys[rank])]
-        left = [rank for rank in missing if rank in gone]
-        died = [rank for rank in missing if rank not in gone]
-        if died or left:
+        self._raise_if_refused()
+        if self._round == 1:
+            self._raise_if_moved()
+        gone = [rank for rank in range(self.size) if self._there(self._at(f"left/{rank}"))]
+        left = [rank for rank in gone if not self._there(keys[rank])]
+        died = [rank for rank in range(self.size) if rank not in gone and self._has_died(rank)]
+        # Who was absent may have come, and the others have gone on, while we looked.
+        if (died or left) and not self._there(*keys):
             what = f"{ranks_text(died)} died" if died else f"{ranks_text(left)} closed its communicator"
             raise PeerLost(f"rank {self.rank}: {what} before exchange {self._round} ({self.name})")
 
+    def _raise_if_refused(self) -> None:
+        key = self._at("refused")
+        if self._there(key):
+            kind, text = json.loads(self._ask(lambda: self._store.get(key)))
+            raise KINDS.get(kind, ValueError)(text)
+
     def _raise_if_moved(self) -> None:
         """While the ranks come together, rank 0 may turn out to be another one."""
-        if self._round > 1 or (current := self._current()) in ("", self._world):
+        if (current := self._current()) in ("", self._world):
             return
         if self.rank == 0:
-            self._refuse(f"two processes are rank 0 at one store ({self.name}); give each job another address")
+            why = f"two processes are rank 0 at one store ({self.name}); give each job another address"
+            self._refuse(ValueError(why))
         raise _Moved(current)
+
+    def _has_died(self, rank: int) -> bool:
+        """Whether a rank that was there was a process of this host, which has ended since."""
+        key = claim_key(self._world, rank)
+        if not self.infos and not self._there(key):
+            return False
+        info = self.infos[rank] if self.infos else Claim.read(self._ask(lambda: self._store.get(key))).info
+        return info.place == self._claim.info.place and not info.is_running()
 
     def _leave_round(self, keys: list[str]) -> None:
         """Count this rank's last look at the round; the last rank deletes its keys."""
-        count = f"{self._round}/read"
+        count = self._at(f"{self._round}/read")
         with contextlib.suppress(CommError):  # the store died; the exchange itself says so
             if self._ask(lambda: self._store.add(count, 1)) == self.size:
                 self._delete(*keys, count)
@@ -224,8 +261,11 @@ class StoreWorld(World):
                 return
             time.sleep(0.001)
 
+    def _at(self, key: str) -> str:
+        return f"commlib/{self._world}/{key}"
+
     def _there(self, *keys: str) -> bool:
-        return self._ask(lambda: self._store.check(list(keys)))
+        return bool(self._ask(lambda: self._store.check(list(keys))))
 
     def _delete(self, *keys: str) -> None:
         for key in keys:
@@ -248,6 +288,15 @@ class StoreWorld(World):
                 f"rank {self.rank}: the store behind {self.name} is gone: its launcher or rank 0 ended "
                 f"({first_line(error)})"
             ) from None
+
+
+def claim_key(world: str, rank: int) -> str:
+    return f"commlib/{world}/rank/{rank}"
+
+
+def refuse(store: Any, world: str, error: Exception) -> None:
+    """Have the ranks of a world that come together raise an error."""
+    store.set(f"commlib/{world}/refused", json.dumps([type(error).__name__, str(error)]))
 
 
 def address_of(rank: int, store: Any) -> str:

@@ -14,8 +14,8 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from commlib.bootstrap.local_world import meet
-from commlib.bootstrap.rendezvous_server import Place
+from commlib import env
+from commlib.bootstrap.local_world import Place, meet
 from commlib.bootstrap.store import ANSWER_S, StoreWorld
 from commlib.bootstrap.world import Identity, World
 from commlib.debug.starting import Waiting
@@ -36,8 +36,8 @@ def rendezvous(
     if not together and not is_loopback(host):
         return connect_store(name, address, who, timeout_s)
     # Ranks may know this host by different names. Jobs of torchrun that have one port have different ids.
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "") if name == "torchrun" else ""
-    return meet(name, Place(f"{port} {run}", f"{host}:{port}"), who, timeout_s)
+    run, job = (os.environ.get("TORCHELASTIC_RUN_ID", ""), env.JOB.get()) if name == "torchrun" else ("", "")
+    return meet(name, Place(f"{port} {run} {job}", f"{host}:{port}", of_one_job=bool(job)), who, timeout_s)
 
 
 def is_loopback(host: str) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from commlib import env
 from commlib.counts import ranks_text
+from commlib.debug.jobs import state_of
 from commlib.errors import CommTimeout
 
 
@@ -48,14 +48,7 @@ class ProcessInfo(NamedTuple):
 
     def is_running(self) -> bool:
         """Whether this process, which must be of our place, has not ended; a process without a parent's wait has."""
-        try:
-            pidfd = os.pidfd_open(self.pid)
-        except (ProcessLookupError, PermissionError):
-            return False
-        try:
-            return not _has_exited(pidfd)
-        finally:
-            os.close(pidfd)
+        return state_of(self.pid) not in "ZX"
 
 
 def process_info() -> ProcessInfo:
@@ -144,36 +137,3 @@ def two_processes(rank: int, first: int, second: int, where: str) -> str:
         f"processes {first} and {second} both are rank {rank} ({where}): two jobs meet at one address, or two ranks "
         f"have one number; give each job another address, and each rank another number"
     )
-
-
-class ProcessWatch:
-    """Watches the ranks of this host through pidfds, which also see a dead process that nobody has waited for."""
-
-    def __init__(self, rank: int, infos: Sequence[ProcessInfo]) -> None:
-        self._pidfds: dict[int, int | None] = {}  # None: it died before we opened it
-        for peer, info in enumerate(infos):
-            if peer != rank and info.place == infos[rank].place:
-                try:
-                    self._pidfds[peer] = os.pidfd_open(info.pid)
-                except ProcessLookupError:
-                    self._pidfds[peer] = None
-                except PermissionError:
-                    continue
-
-    def dead(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of `ranks` that are known to have died; ranks of other hosts never are."""
-        return [rank for rank in ranks if rank in self._pidfds and _has_exited(self._pidfds[rank])]
-
-    def close(self) -> None:
-        for pidfd in self._pidfds.values():
-            if pidfd is not None:
-                os.close(pidfd)
-        self._pidfds.clear()
-
-
-def _has_exited(pidfd: int | None) -> bool:
-    if pidfd is None:
-        return True
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))

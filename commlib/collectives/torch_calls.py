@@ -12,7 +12,7 @@ import torch
 from commlib.backends.base import Backend
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.reference import NARROW_INTEGERS
-from commlib.collectives.signatures import SIGNATURES, kind_of
+from commlib.collectives.signatures import kind_of
 from commlib.collectives.spec import Collective
 from commlib.errors import Unsupported
 from commlib.native import library
@@ -37,6 +37,8 @@ def refuses_reduction(dtype: torch.dtype, redop: str, size: int) -> str | None:
         return f"torch.distributed does not reduce {dtype}"
     if redop in ("band", "bor", "bxor") and dtype.is_floating_point:
         return f"{redop} is for integers"
+    if redop == "avg" and dtype in NARROW_INTEGERS:
+        return f"torch.distributed's sums of {dtype} wrap before they are divided"
     return None
 
 
@@ -90,23 +92,7 @@ def _implementation(backend: Backend, collective: Collective) -> Callable[..., A
     def run(*arguments: Any) -> Any:
         return runs[backend.choose(collective.name, *kind_of(collective.name, arguments, backend.size))](*arguments)
 
-    chosen = next(iter(runs.values())) if len(runs) == 1 else run
-    op = SIGNATURES[collective.name].place("op")
-    return chosen if op < 0 else partial(_reduced, chosen, op, SIGNATURES[collective.name].place("out"))
-
-
-def _reduced(run: Callable[..., Any], op: int, out: int, *arguments: Any) -> Any:
-    """Run a reduction; an average of small integers in 32 bits, as their sums may not fit."""
-    tensors = {at: x for at, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
-    kind = next(iter(tensors.values())).dtype
-    if kind not in NARROW_INTEGERS or redop_name(arguments[op]) != "avg":
-        return run(*arguments)
-    wide = [x.int() if at in tensors else x for at, x in enumerate(arguments)]
-    result = run(*wide)
-    written = out if out in tensors else next(iter(tensors))
-    with torch.inference_mode():
-        tensors[written].copy_(wide[written])
-    return None if result is None else tensors[written]
+    return next(iter(runs.values())) if len(runs) == 1 else run
 
 
 def _call(backend: Backend, name: str, run: Callable[..., Any], checks: library.Calls) -> Callable[..., Any]:

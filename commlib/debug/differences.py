@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from commlib.counts import counted, ranks_text
 from commlib.debug.format import left_text, where_text
@@ -34,11 +34,10 @@ def _in_calls(job: Job, slots: list[Slot]) -> Difference | None:
         made = {slot.rank: slot.calls[number] for slot in slots if number in slot.calls}
         did: Did = {rank: (call.what, f"made {call}{_in_graph(call)}{_at(call.site)}") for rank, call in made.items()}
         if len({call.what for call in made.values()}) > 1:
-            odd, clear = _minority(did)
-            other = next(rank for rank in made if made[rank].what != made[odd[0]].what)
-            fields = _fields_that_differ(made[odd[0]], made[other])
-            difference = _difference(job, slots[0], did, number, f"ranks differ in call #{number}{{}}, in its {fields}")
-            return replace(difference, text=difference.text + _hint(slots, number, odd[0], other) * clear)
+            odd = _minority(did)[0]
+            other = next(rank for rank in made if made[rank].what != made[odd].what)
+            fields = _fields_that_differ(made[odd], made[other])
+            return _difference(job, slots[0], did, number, f"ranks differ in call #{number}{{}}, in its {fields}")
     return None
 
 
@@ -52,20 +51,6 @@ def _fields_that_differ(call: Call, other: Call) -> str:
     }
     names = [name for name, pair in fields.items() if pair[0] != pair[1]]
     return "operation" if "operation" in names else " and ".join(names) or "arguments"
-
-
-def _hint(slots: list[Slot], number: int, odd: int, other: int) -> str:
-    """Say what the calls around it look like: one left out, one made twice, two in another order."""
-    calls = {slot.rank: {at: call.what for at, call in slot.calls.items()} for slot in slots}
-    of_odd, of_other = calls[odd], calls[other]
-    ahead, behind = of_odd.get(number) == of_other.get(number + 1), of_other.get(number) == of_odd.get(number + 1)
-    if ahead and behind and number + 1 in of_odd:
-        return ". It made two calls in another order"
-    if ahead and number + 1 in of_other:
-        return ". It left out a call"
-    if (behind and number + 1 in of_odd) or of_odd.get(number) == of_odd.get(number - 1):
-        return ". It made one more call, as it seems"
-    return ""
 
 
 def _in_graphs(job: Job, slots: list[Slot]) -> Difference | None:
@@ -94,10 +79,10 @@ def _where_left(job: Job, slots: list[Slot]) -> Difference | None:
     return _difference(job, slots[0], did, left[0].gpu.left_in, head)
 
 
-def _minority(did: Did) -> tuple[list[int], bool]:
-    """Return the ranks that did not do the usual thing, or all where there is none; and whether there is one."""
+def _minority(did: Did) -> list[int]:
+    """Return the ranks that did not do the usual thing, or all where there is none."""
     (common, count), (_, second) = Counter(value for value, _ in did.values()).most_common(2)
-    return [rank for rank, (value, _) in did.items() if count == second or value != common], count > second
+    return [rank for rank, (value, _) in did.items() if count == second or value != common]
 
 
 def _difference(job: Job, slot: Slot, did: Did, number: int, head: str) -> Difference:
@@ -106,7 +91,7 @@ def _difference(job: Job, slot: Slot, did: Did, number: int, head: str) -> Diffe
     for rank, (_, text) in did.items():
         groups.setdefault(text, []).append(job.name(slot, rank))
     parts = [f"{ranks_text(names)} {text}" for text, names in sorted(groups.items(), key=lambda item: len(item[1]))]
-    odd = tuple(sorted(job.name(slot, rank) for rank in _minority(did)[0]))
+    odd = tuple(sorted(job.name(slot, rank) for rank in _minority(did)))
     return Difference(odd, number, f"{head.format(where_text(job, slot))}: {'; '.join(parts)}")
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from commlib.counts import counted, ranks_text
+from commlib.counts import ranks_text
 from commlib.debug.differences import first_difference
 from commlib.debug.format import doing_text, last_text, left_text, seconds_text, waited_text, where_text
-from commlib.debug.jobs import Job, Rank, killed_for_memory, look
+from commlib.debug.jobs import Job, Rank, look
 from commlib.debug.record import GPU, Slot, Wait
 
 STUCK_S = 1.0  # a wait that takes no longer is none to speak of
@@ -183,7 +183,7 @@ def _halted(job: Job, findings: list[Finding]) -> Iterator[Finding]:
     named = {number for finding in findings for number in finding.ranks}
     for rank in job.ranks.values():
         if rank.process.state in ("T", "t") and rank.number not in named:
-            text = f"rank {rank.number} (process {rank.place}) is {rank.process.halted}"
+            text = f"rank {rank.number} (process {rank.pid}) is {rank.process.halted}"
             yield Finding("stopped", (rank.number,), text)
 
 
@@ -213,12 +213,10 @@ def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
         slot, at = max(places, key=lambda place: (len(place[0].waits) > 0, place[0].peers[place[1]].number))
         # Ranks look at others while they wait: what one has seen before is old.
         name, seen = job.name(slot, at), slot.calls.get(slot.peers[at].number) if slot.waits else None
-        text = f"rank {name} (process {rank.place}) has ended"
+        text = f"rank {name} (process {rank.pid}) has ended"
         text += f"; it was last seen in {seen}{where_text(job, slot)}" if seen else ""
         if waits := [one for one in stuck.values() if one.peer is rank]:
             text += f"; {_waiting_text(job, waits)}, in {waited_text(job, waits[0].slot, waits[0].wait)}"
-        if killed := killed_for_memory():
-            text += f"; the kernel has killed {counted(killed, 'process', 'processes')} here as memory ran out"
         yield Finding("gone", (name,), text, tuple({(slot.id, slot.entered) for slot, _ in places}))
 
 
@@ -280,9 +278,8 @@ def _elsewhere(job: Job, stuck_s: float) -> Iterator[Finding]:
     """Ranks on other hosts, which cannot be seen from here: they may keep the others."""
     calls = [slot.under_way for rank in job.ranks.values() for slot in rank.slots if not slot.closed]
     stands = any(call is not None and job.seconds_since(call.entered_ns) >= stuck_s for call in calls)
-    for host in sorted({rank.host for rank in job.ranks.values() if rank.host}):
-        numbers = tuple(sorted(rank.number for rank in job.ranks.values() if rank.host == host))
-        text = f"what {ranks_text(numbers)} on {host} do is not known here; run commlib debug there"
+    if numbers := tuple(sorted(rank.number for rank in job.ranks.values() if rank.elsewhere)):
+        text = f"what {ranks_text(numbers)} do is not known here; run commlib debug on their hosts"
         yield Finding("silent", numbers, text, serious=stands)
 
 

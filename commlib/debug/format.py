@@ -77,7 +77,7 @@ def last_text(job: Job, slot: Slot, graph: int = 0) -> str:
 
 
 def doing_text(rank: Rank, before: Process | None, thread: int = 0) -> str:
-    now, process = rank.process, f"process {rank.place}"
+    now, process = rank.process, f"process {rank.pid}"
     if now.gone or now.halted:
         return f"{process} is {'gone' if now.state == 'X' else now.halted}"
     stack = rank.stack(thread)

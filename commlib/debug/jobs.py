@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from commlib.debug.record import GPU, Record, Slot, Snapshot, Wait, descriptors, records_of
+from commlib.debug.record import GPU, Record, Slot, Snapshot, Wait, records_of
 from commlib.debug.stacks import Stack, ask
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -24,7 +22,6 @@ _STATES = {
     "D": "waiting in the kernel where no signal reaches it (a disk, a file server, the driver)",
 }
 
-ELSEWHERE = "commlib.elsewhere"  # memory of a rank: JSON, {number of a process that is not here: "host:pid"}
 SOON_S = 0.5  # after a second look, a third may come
 
 
@@ -82,16 +79,6 @@ def command_of(pid: int) -> str:
     return " ".join(_read(f"/proc/{pid}/cmdline").split("\0")).strip()
 
 
-def killed_for_memory() -> int:
-    """Return how many processes of this control group the kernel has killed as memory ran out."""
-    group = _read("/proc/self/cgroup").rpartition("::/")[2].strip()
-    for line in _read(f"/sys/fs/cgroup/{group}/memory.events").splitlines():
-        name, _, count = line.partition(" ")
-        if name == "oom_kill":
-            return int(count)
-    return 0
-
-
 def _read(path: str) -> str:
     try:
         return Path(path).read_bytes().decode(errors="replace")
@@ -108,9 +95,7 @@ class Rank:
     started_by: int = 0
     number: int = -1  # in the largest communicator
     stacks: list[Stack] = field(default_factory=list)  # of the main thread first
-    collects: int = 0  # the thread in Python's garbage collection
     unrecorded: int = 0  # open communicators that its record has no room for
-    elsewhere: str = ""  # of one that is not on this host: 'node2:4711'
 
     @property
     def pid(self) -> int:
@@ -118,18 +103,13 @@ class Rank:
         return self.process.pid
 
     @property
-    def place(self) -> str:
-        """Its process, and its host if that is another one: '4711' or 'node2:4711'."""
-        return self.elsewhere or str(self.pid)
-
-    @property
-    def host(self) -> str:
-        """The name of the other host where it is; empty: it is here."""
-        return (self.elsewhere.rpartition(":")[0] or "another host") if self.pid < 0 else ""
-
-    @property
     def orphan(self) -> bool:
         return not self.process.gone and self.started_by not in (0, 1, self.process.parent)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is on another host, or in another PID namespace."""
+        return self.pid < 0
 
     def slot(self, communicator: int) -> Slot | None:
         return next((slot for slot in self.slots if slot.id == communicator), None)
@@ -185,9 +165,9 @@ class Job:
 
 def ask_stacks(ranks: Iterable[Rank]) -> None:
     """Have ranks, of several jobs maybe, say where their threads are, all at once."""
-    can = {rank.pid: rank for rank in ranks if not rank.process.halted and not rank.host}
+    can = {rank.pid: rank for rank in ranks if not rank.process.halted and not rank.elsewhere}
     for pid, stacks in ask({pid: rank.threads for pid, rank in can.items()}).items():
-        can[pid].stacks = [replace(stack, collects=stack.thread == can[pid].collects) for stack in stacks]
+        can[pid].stacks = stacks
 
 
 def look(pids: Iterable[int]) -> Job:
@@ -213,17 +193,14 @@ def _job(at_ns: int, copied: Copied) -> Job:
     ranks: dict[int, Rank] = {}
     for record, snapshot, now in copied:
         header = record.header
-        ranks[record.pid] = Rank(now, record.slots(snapshot), header.parent)
-        ranks[record.pid].collects, ranks[record.pid].unrecorded = header.collects, header.unrecorded
-    elsewhere = _elsewhere(ranks)
+        ranks[record.pid] = Rank(now, record.slots(snapshot), header.parent, unrecorded=header.unrecorded)
     for rank in [rank for rank in ranks.values() if rank.slots]:
         main = min(rank.slots, key=lambda slot: (slot.closed, -slot.world, slot.opened_ns))
         rank.number = main.peers[main.rank].name
         for slot in rank.slots:
             for peer in slot.peers:
                 if not slot.closed and peer.pid not in ranks:
-                    number, place = peer.name if slot is main else -1, elsewhere.get(str(peer.pid), "")
-                    ranks[peer.pid] = Rank(process(peer.pid), number=number, elsewhere=place)
+                    ranks[peer.pid] = Rank(process(peer.pid), number=peer.name if slot is main else -1)
     _infer_waits(ranks)
     return Job(ranks, at_ns)
 
@@ -257,14 +234,6 @@ def _late_peers(ranks: Mapping[int, Rank], slot: Slot) -> Iterator[int]:
     yield from (peer for peer, rank in there.items() if rank.process.gone and peer != slot.rank)
     if not slot.handed_over:
         yield from (peer for peer, rank in there.items() if rank.process.halted and peer != slot.rank)
-
-
-def _elsewhere(pids: Iterable[int]) -> dict[str, str]:
-    places: dict[str, str] = {}
-    for fd in chain.from_iterable(descriptors(pid, ELSEWHERE) for pid in pids):
-        with suppress(OSError, ValueError):  # it ended meanwhile
-            places |= json.loads(fd.read_bytes())
-    return places
 
 
 def moments(jobs: Sequence[Sequence[Record]], apart_s: float) -> list[tuple[Job, Job]]:

@@ -26,7 +26,7 @@ GPU = 0xFFFFFFFF  # in the place of a thread
 INNER, CAPTURED, SENDS = 1, 4, 8  # flags of a Call
 
 NAME = "commlib.record"
-VERSION = 6  # csrc/record/layout.h: kVersion
+VERSION = 7  # csrc/record/layout.h: kVersion
 OPEN, CLOSED = 1, 2  # states of a slot
 _HEAD = struct.Struct("=8sII")
 _NO_REDUCTION = 255

@@ -26,22 +26,12 @@ from commlib import env
 from commlib.debug.record import descriptors, records_of
 
 NAME = "commlib.stacks.{}."  # of the process that writes them: a reader has them open, too
-ASLEEP = "asleep"  # behind that: of a Python whose threads may answer only while they sleep
 ANSWER_S = 0.4
+# Python 3.10 counts references to the frames that it shows: of one that is on its way out, this frees it twice.
+CAN_ANSWER = sys.version_info >= (3, 11)
 _POLL_S = 0.005
 _TGKILL = 234 if platform.machine() == "x86_64" else 131  # the kernel's call of this name, which older libraries lack
 _OURS = str(Path(__file__).parents[1]) + os.sep
-_KNOWN = (  # in files of these folders a rank is in …
-    ("torch/utils/data/", "a dataloader"),
-    ("torch/_inductor/", "torch.compile"),
-    ("torch/_dynamo/", "torch.compile"),
-    ("triton/", "Triton's compiler"),
-    ("commlib/build/device_code.py", "the compiler of commlib's kernels"),
-    ("torch/serialization.py", "torch.save or torch.load"),
-    ("torch/distributed/checkpoint/", "a checkpoint"),
-    ("safetensors/", "safetensors"),
-    ("<frozen importlib", "an import"),
-)
 _FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
 
 
@@ -62,7 +52,6 @@ class Stack:
 
     thread: int
     frames: tuple[Frame, ...]
-    collects: bool = False  # it is in Python's garbage collection
 
     @property
     def place(self) -> Frame | None:
@@ -76,20 +65,8 @@ class Stack:
         """Whether only commlib runs in the thread, as in one that makes asynchronous calls."""
         return all(frame.file.startswith(_OURS) or _is_pythons(frame.file) for frame in self.frames)
 
-    @property
-    def activity(self) -> str:
-        """What it is known to be in: 'a dataloader'; empty: nothing in particular."""
-        if self.collects:
-            return "garbage collection"
-        for frame in self.frames:
-            for part, activity in _KNOWN:
-                if part in frame.file:
-                    return activity
-        return ""
-
     def __str__(self) -> str:
-        """Return where it is: 'train.py:212 in load, in a dataloader'."""
-        return f"{self.place}" + (f", in {self.activity}" if self.activity else "")
+        return str(self.place)
 
 
 def _is_library(file: str) -> bool:
@@ -114,11 +91,10 @@ def listen(guard: Callable[[], None]) -> None:
     _LISTENING.append(os.getpid())
     for record in records_of(os.getpid()) if env.CALL_SITES.get() else ():
         record.header.wants_sites = 1
-    if signal.getsignal(signal.SIGURG) is not signal.SIG_DFL or (_handles(os.getpid()) and not ours):
+    if not CAN_ANSWER or signal.getsignal(signal.SIGURG) is not signal.SIG_DFL or (_handles(os.getpid()) and not ours):
         return
     parents = descriptors(os.getpid(), NAME.partition("{")[0])
-    # Python 3.10 counts references to the frames that it shows: of one that is on its way out, this frees it twice.
-    fd = os.memfd_create(NAME.format(os.getpid()) + (ASLEEP if sys.version_info < (3, 11) else ""))
+    fd = os.memfd_create(NAME.format(os.getpid()))
     os.fchmod(fd, 0o600)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the process that asks empties it first
     faulthandler.register(signal.SIGURG, file=fd, all_threads=False, chain=False)
@@ -142,14 +118,13 @@ def _asked(pid: int, threads: Iterable[int], stacks: list[Stack]) -> Generator[N
     with suppress(OSError):
         if not places or not _handles(pid):
             return
-        wakes = ASLEEP not in places[-1].readlink().name
         fd = os.open(places[-1], os.O_RDWR | os.O_CLOEXEC)
         try:
             yield from _lock(fd)
             deadline = time.monotonic() + ANSWER_S
             for thread in threads:
                 os.truncate(fd, 0)
-                if (wakes or _sleeps(pid, thread)) and _is_off("SigBlk", pid, thread) and _send(pid, thread):
+                if _is_off("SigBlk", pid, thread) and _send(pid, thread):
                     yield from _answer(pid, thread, deadline)
                     text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
                     if text:
@@ -182,10 +157,6 @@ def _answer(pid: int, thread: int, deadline: float) -> Generator[None]:
 
 def _send(pid: int, thread: int) -> bool:
     return bool(ctypes.CDLL(None).syscall(ctypes.c_long(_TGKILL), pid, thread, int(signal.SIGURG)) == 0)
-
-
-def _sleeps(pid: int, thread: int) -> bool:
-    return Path(f"/proc/{pid}/task/{thread}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "S"
 
 
 def _handles(pid: int) -> bool:

@@ -41,12 +41,9 @@ def index(
     if vocab_range is not None:
         start, length = _shard(vocab_range)
         out_of_range = "zero"  # the rows of other shards are no mistake
-    dispatched = not plain or compiling()
     if out is None:
-        if dispatched:
-            return cast("Tensor", _index(weights, ids, start, length, out_of_range))
         out = _empty(weights, ids)
-    (_index_into if dispatched else _run)(out, weights, ids, start, length, out_of_range)
+    (_index_into if not plain or compiling() else _run)(out, weights, ids, start, length, out_of_range)
     return out
 
 
@@ -87,18 +84,6 @@ def out_of_range_count(device: str | torch.device = "cpu", *, kernel: str = "ind
     return library.out_of_range_count(kernel, _DLPACK_TYPES[where.type], number, reset)
 
 
-# For torch.compile and tensor subclasses. "count" and "raise" act when the call runs: a compiler may drop a call whose
-# result nobody uses.
-@torch.library.custom_op("commlib::index", mutates_args=())
-def _index(weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> Tensor:
-    out = _empty(weights, ids)
-    _run(out, weights, ids, start, length, out_of_range)
-    return out
-
-
-@_index.register_fake
-def _(weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> Tensor:
-    return _empty(weights, ids)
-
-
+# For torch.compile and tensor subclasses; the result is made outside. "count" and "raise" act when the call runs: a
+# compiler may drop a call whose result nobody uses.
 _index_into = torch.library.custom_op("commlib::index_into", _run, mutates_args=("out",))

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, replace
@@ -20,7 +19,6 @@ from commlib.plan.rules import PLACEMENTS, Query, Rule, size_text
 from commlib.plan.table import Explanation, Match, table_of
 
 WIDTH = 120  # of a line of a plan file
-MAX_FILE_BYTES = 64 << 20  # of a plan file
 HEAD = {"schema": SCHEMA, "version": VERSION}
 
 
@@ -36,13 +34,9 @@ class Plan:
     pinned: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, document: Mapping[str, Any], source: str) -> None:
-        # Through JSON: nobody else holds parts of the document, and tuples are lists.
-        self._take(json.loads(json.dumps(document)), source)
-
-    def _take(self, document: dict[str, Any], source: str) -> None:
-        rules = read_rules(document, source)
-        self.head = {key: value for key, value in document.items() if key != "rules"}
-        self.rules, self.source = rules, source
+        copied = json.loads(json.dumps(document))  # nobody else holds parts of it, and tuples are lists
+        self.rules, self.source = read_rules(copied, source), source
+        self.head = {key: value for key, value in copied.items() if key != "rules"}
 
     def _with(self, **changes: Any) -> Plan:
         made = copy(self)
@@ -57,12 +51,8 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file; every fault is a ValueError that names the file and the rule."""
         try:
-            if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would hold up all ranks
-                raise ValueError(f"cannot read plan {path}: it is no regular file; give the path of a file")
-            if (num_bytes := Path(path).stat().st_size) > MAX_FILE_BYTES:
-                raise ValueError(
-                    f"cannot read plan {path}: it has {num_bytes} bytes; a plan has at most {MAX_FILE_BYTES}"
-                )
+            if not Path(path).is_file():  # a pipe would hold up all ranks
+                raise ValueError(f"cannot read plan {path}: there is no such file; give the path of a file")
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"plan {path} is not a text file; take a file that `commlib tune` wrote") from None
@@ -72,9 +62,7 @@ class Plan:
 
     @classmethod
     def parse(cls, text: str, source: str) -> Plan:
-        made = object.__new__(cls)
-        made._take(parse(text, source), source)
-        return made
+        return cls(parse(text, source), source)
 
     @classmethod
     def only(
@@ -156,8 +144,7 @@ class Plan:
     @classmethod
     def unpacked(cls, packed: str) -> Plan:
         document, source, origins, fit, pinned = json.loads(packed)
-        made = object.__new__(cls)
-        made._take(document, source)
+        made = cls(document, source)
         rules = tuple(
             replace(rule, source=file, number=number) for rule, (file, number) in zip(made.rules, origins, strict=True)
         )

@@ -29,38 +29,13 @@ def schema() -> dict[str, Any]:
 def parse(text: str, source: str) -> Any:
     """Return the document of a JSON text; a fault of its syntax is a ValueError that names the line."""
     try:
-        return printable(json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"plan {source}, {_syntax(text, error)}") from None
-    except (RecursionError, ValueError) as error:  # depth, keys that are there twice, numbers that JSON has not
-        raise ValueError(f"plan {source}: {error}") from None
-
-
-def _syntax(text: str, error: json.JSONDecodeError) -> str:
-    """Say what is wrong with the JSON itself; a file that ends too early has an error of its own."""
-    rest = text[error.pos :].strip()
-    cut = any(value.startswith(rest) for value in ("true", "false", "null", "-"))
-    if error.msg.startswith("Unterminated") or cut:
-        last = text.rstrip("\n").count("\n") + 1
-        return f"line {last}: the file ends here, in the middle (truncated?); write it again or take a whole copy"
-    return f"line {error.lineno}: {error.msg}"
+        return printable(json.loads(text, parse_constant=_refuse))
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"plan {source}: {error}; write it again, or take a whole copy") from None
 
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
-    keys = dict(pairs)
-    if len(keys) < len(pairs):
-        twice = next(key for at, (key, _) in enumerate(pairs) if key in dict(pairs[:at]))
-        raise ValueError(f"{json.dumps(twice)} is there twice in {_start(pairs)}")
-    return keys
-
-
-def _start(pairs: list[tuple[str, Any]]) -> str:
-    shown = json.dumps(dict(pairs))
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def read_rules(document: Any, source: str) -> tuple[Rule, ...]:

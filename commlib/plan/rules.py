@@ -13,7 +13,6 @@ Path = tuple[str | int, ...]
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
 SPARING = -1  # as max_sms: no more than the knee of the plan's curve; kSparing of csrc/include/commlib/call.h
-_UNUSED = ("ci_bytes", "confidence")  # of ranges, in plans of early versions of `commlib tune`
 _KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a rule, and what they are by default
 
 
@@ -71,8 +70,7 @@ class Range:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Range:
-        values = {key: value for key, value in entry.items() if key not in _UNUSED}
-        return cls(**{**values, "curve": tuple(Point(**point) for point in entry.get("curve", ()))})
+        return cls(**{**entry, "curve": tuple(Point(**point) for point in entry.get("curve", ()))})
 
     @property
     def choice(self) -> str:

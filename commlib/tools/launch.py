@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import select
 import signal
 import socket
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from commlib import env
-from commlib.bootstrap.rendezvous_server import LAUNCHER, RendezvousServer
+from commlib.bootstrap.mpi import LAUNCHERS
 from commlib.tools.debug.page import explained_below, ranks_below
 
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
@@ -28,6 +29,12 @@ LINE_BYTES = 1 << 16  # a line this long is passed on before its end
 PIPE_BYTES = 1 << 20  # what a pipe holds at most (fs.pipe-max-size), unless root raised it
 F_SETSIG = 10  # Linux; fcntl does not name it
 UNREAD = 128 + signal.SIGPIPE  # whoever reads the output has gone (`| head`): no error to speak of
+OUTER = (
+    "TORCHELASTIC_",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+    *(name for pair in LAUNCHERS.values() for name in pair),
+)
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Waits = dict[int, tuple[int, Callable[[], None]]]  # by descriptor: events of poll(), and what to do at one
 
@@ -169,7 +176,7 @@ class _Job:
         self.code = 0
         self.kill_at: float | None = None
         self.asked = False  # to end, by a signal
-        self.server = RendezvousServer(size, LAUNCHER, several=True)
+        self.name = secrets.token_hex(16)
 
     def spawn(self, command: list[str], bind: str) -> None:
         with socket.socket() as probe:
@@ -183,7 +190,6 @@ class _Job:
                 self._spawn_one(command, rank, port)
         finally:
             os.sched_setaffinity(0, cores)
-        self.server.start()
 
     def run(self, signals: socket.socket) -> int:
         """Pass output and signals on until every rank has ended and its output is read; return the job's exit code.
@@ -215,7 +221,6 @@ class _Job:
         for rank in list(self.alive.values()):
             rank.reap()
         self.alive.clear()
-        self.server.close()
 
     def _spawn_one(self, command: list[str], number: int, port: int) -> None:
         output = subprocess.PIPE if self.prefix else None
@@ -227,7 +232,7 @@ class _Job:
                 stdin=None if number == 0 and not os.isatty(0) else subprocess.DEVNULL,
                 stdout=output or self.sinks[0].fd,
                 stderr=output or self.sinks[1].fd,
-                env=_environment(number, self.server, port, held),
+                env=self._environment(number, port),
                 pass_fds=(held,),
                 start_new_session=True,
             )
@@ -243,6 +248,20 @@ class _Job:
             if source is not None
         ]
         self.alive[number] = _Rank(number, process, os.pidfd_open(process.pid), lifeline, streams)
+
+    def _environment(self, rank: int, port: int) -> dict[str, str]:
+        """Return a rank's environment: this job, and torchrun's variables for torch.distributed."""
+        size = self.size
+        # An outer torchrun's agent serves no store for these ranks, and an outer mpiexec or srun did not number them.
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(OUTER)}
+        binaries = str(Path(sys.executable).parent)  # where `python` and `commlib` are ours
+        rest = environ.get("PATH", os.defpath).split(os.pathsep)
+        environ["PATH"] = os.pathsep.join([binaries, *filter(binaries.__ne__, rest)])
+        environ.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
+        numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+        job = {env.JOB.name: self.name, "MASTER_ADDR": "127.0.0.1"}
+        return {**environ, **job, **{name: str(value) for name, value in numbers.items()}}
 
     def _unread(self) -> bool:
         """Say whether output waits for its reader, and we for both."""
@@ -261,7 +280,6 @@ class _Job:
         code = rank.reap()
         del self.alive[rank.number]
         how = fate(code)
-        self.server.lose(rank.number, how)
         if code and not self.code:
             self.code = code if code > 0 else 128 - code
             if self.code != UNREAD:
@@ -306,20 +324,3 @@ def _forwarded_signals() -> Iterator[socket.socket]:
             signal.set_wakeup_fd(wakeup)
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-
-
-def _environment(rank: int, server: RendezvousServer, port: int, pipe: int) -> dict[str, str]:
-    """Return a rank's environment: our server, and torchrun's variables for torch.distributed."""
-    size = server.size
-    # An outer torchrun's agent serves no store for these ranks.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
-    binaries = str(Path(sys.executable).parent)  # where `python` and `commlib` are ours
-    rest = environ.get("PATH", os.defpath).split(os.pathsep)
-    environ["PATH"] = os.pathsep.join([binaries, *filter(binaries.__ne__, rest)])
-    environ.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
-    inherited = f"{pipe}:{os.fstat(pipe).st_ino}"  # the number may be of another descriptor in a child of the rank
-    local = {env.LOCAL_FD.name: inherited, env.LOCAL_SERVER.name: server.name, "MASTER_ADDR": "127.0.0.1"}
-    numbers = {env.LOCAL_RANK.name: rank, env.LOCAL_SIZE.name: size, "MASTER_PORT": port}
-    numbers |= {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    return {**environ, **local, **{name: str(value) for name, value in numbers.items()}}

@@ -34,16 +34,10 @@ void set_recorded(Object* new_caller, Object* new_explainer) {
   record::find_site = keep_site;
 }
 
-// One of Python's gc.callbacks.
-void note_collection(const std::string& phase, Object*) {
-  record::Record::collects(phase == "start");
-}
-
 void guard_answers() { record::guard_answers(); }
 
 COMMLIB_MODULE(module) {
   module.add({COMMLIB_METHOD("guard_answers", guard_answers, ""),
-              COMMLIB_METHOD("note_collection", note_collection, "phase, info", "Any"),
               COMMLIB_METHOD("set_recorded", set_recorded, "caller, explainer",
                              "Callable[[], tuple[bytes, str]]; "
                              "Callable[[str, str], tuple[bytes, str]]")});

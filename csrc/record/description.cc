@@ -127,8 +127,7 @@ std::string description() {
       structure("Header", pages(sizeof(Header)), COMMLIB_FIELD(Header, pid),
                 COMMLIB_FIELD(Header, parent), COMMLIB_FIELD(Header, opened_ns),
                 COMMLIB_FIELD(Header, wants_sites), COMMLIB_FIELD(Header, unrecorded),
-                COMMLIB_FIELD(Header, collects), COMMLIB_FIELD(Header, watched_until_ns),
-                COMMLIB_FIELD(Header, strings)));
+                COMMLIB_FIELD(Header, watched_until_ns), COMMLIB_FIELD(Header, strings)));
   return text("{\"types\":{", types, "},\"slots\":", kSlots, ",\"what\":", fields_of_what(),
               ",\"ops\":", names(kOps, [](int i) { return name_of(static_cast<Op>(i)); }),
               ",\"dtypes\":", names(kDTypes, [](int i) { return name_of(static_cast<DType>(i)); }),

@@ -16,7 +16,7 @@
 
 namespace commlib::record {
 
-constexpr uint32_t kVersion = 6;  // a reader of another one leaves the file alone
+constexpr uint32_t kVersion = 7;  // a reader of another one leaves the file alone
 constexpr int kCalls = 256;       // the last ones of a communicator
 constexpr int kMessages = 64;     // the same of send and recv
 constexpr int kWaits = 8;         // threads of a rank that may wait at once
@@ -160,7 +160,6 @@ struct Header {
   std::atomic<uint32_t>
       wants_sites;                   // written by a reader: keep the place of each call from now on
   std::atomic<uint32_t> unrecorded;  // open communicators beyond the slots
-  std::atomic<uint32_t> collects;    // the thread in Python's garbage collection; 0: none
   std::atomic<uint64_t>
       watched_until_ns;        // written by a reader: until then, ranks ask their GPUs more often
   std::atomic<uint32_t> used;  // bytes of strings

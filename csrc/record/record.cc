@@ -113,11 +113,6 @@ uint64_t Record::enter_message(const What& what, size_t bytes) {
   return number;
 }
 
-void Record::collects(bool begins) {
-  Header* const file = header();
-  if (file && file->pid == getpid()) file->collects.store(begins ? thread_number() : 0);
-}
-
 bool Record::is_watched() {
   const Header* file = header();
   return kRecords && file && file->watched_until_ns.load() > now_ns();

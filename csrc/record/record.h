@@ -112,8 +112,6 @@ class Record {
 
   // The place of a string that a reader will find.
   static uint16_t name(const std::string& words);
-  // This thread begins or ends a garbage collection of Python's.
-  static void collects(bool begins);
   // Whether the place of each call in the program is to be kept, and that of this thread's next.
   static bool wants_sites() {
     return kRecords && sites_.load(std::memory_order_relaxed)->load(std::memory_order_relaxed) != 0;

@@ -1,24 +1,15 @@
 """Which bootstrap a process has: by a launcher's variables, by name, or by rank, size and address; its deadline."""
 
-import io
 import os
-import socket
 import subprocess
-import time
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 import commlib
-from commlib.bootstrap import connect, find, local_world
-from commlib.bootstrap.launchers import LOCAL, ExplicitRank, explicit_rank, first_host, slurm_address
-from commlib.bootstrap.local_world import UnixSocketWorld, meet
-from commlib.bootstrap.local_world import connect as connect_to
-from commlib.bootstrap.rendezvous_server import Hello, Place, message
+from commlib.bootstrap import connect, find
+from commlib.bootstrap.launchers import ExplicitRank, explicit_rank, first_host, slurm_address
 from commlib.bootstrap.world import Identity, ProcessInfo, SingleWorld
-from commlib.errors import CommError, CommTimeout
-from tests.bootstrap.processes import in_threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,7 +77,6 @@ def test_launchers_that_contradict_each_other_are_ambiguous(environ, launchers):
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK"),
         ({"PMI_RANK": "0"}, "PMI_SIZE"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, "SLURM_STEP_ID"),
-        ({"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "2"}, "COMMLIB_LOCAL_SERVER, COMMLIB_LOCAL_FD"),
     ],
 )
 def test_half_set_variables_say_what_is_missing(environ, missing):
@@ -106,7 +96,7 @@ def test_numbers_that_make_no_sense_are_refused(name, value, monkeypatch):
         connect(timeout_s=1)
 
 
-@pytest.mark.parametrize("name", ["local", "torchrun", "slurm"])
+@pytest.mark.parametrize("name", ["torchrun", "slurm"])
 def test_a_bootstrap_asked_for_by_name_must_be_there(name, monkeypatch):
     with pytest.raises(ValueError, match="start the ranks with"):
         connect(name)
@@ -176,44 +166,3 @@ def test_arguments_that_contradict_each_other_or_are_of_a_wrong_type_are_refused
     for name, value in {"rank": 0.0, "size": "2", "address": 29500}.items():
         with pytest.raises(TypeError, match=f"{name} is of type {type(value).__name__}"):
             commlib.init(**{**good, name: value})
-
-
-def test_a_descriptor_that_has_the_number_of_the_launchers_pipe_is_not_taken_for_it():
-    read, write = os.pipe()
-    variables = {"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "1", "COMMLIB_LOCAL_SERVER": "a name"}
-    variables["COMMLIB_LOCAL_FD"] = f"{read}:{os.fstat(read).st_ino}"
-    assert LOCAL.detect(variables) == 1
-    other = os.pipe()
-    os.dup2(other[0], read)
-    assert LOCAL.detect(variables) is None
-    for fd in (read, write, *other):
-        os.close(fd)
-
-
-def test_an_answer_that_says_who_is_missing_does_not_lengthen_the_wait():
-    answers = message(["waiting", "rank 1"]) + message(["all", ""], [b"x"])
-    channel = mock.Mock(**{"fileno.return_value": 3, "makefile.return_value": io.BytesIO(answers)})
-    assert UnixSocketWorld("test", Identity(0, 1), channel, "rank 0", None).all_gather(b"", 10.0) == [b"x"]
-    first, later = [call.args[0] for call in channel.settimeout.call_args_list]
-    assert 10.0 < later < first < 15.0  # the server says who is missing before this rank gives up
-
-
-def test_a_question_that_was_cut_off_closes_the_channel(monkeypatch):
-    ours, server = socket.socketpair()
-    world = UnixSocketWorld("test", Identity(0, 1), ours, "rank 0", None)
-    with ours, server:
-        monkeypatch.setattr(local_world, "ANSWER_S", 0.1)
-        for kind, said in ((CommTimeout, "rank 0, which does not answer"), (CommError, "UnixSocketWorld is closed")):
-            with pytest.raises(kind, match=said):
-                world.all_gather(b"", 0.1)
-
-
-def test_a_rank_that_has_been_in_is_told_that_its_server_has_not_left():
-    place, again = Place(f"a test {os.getpid()}", "the test"), Hello.of(Identity(1, 2))
-    zero, one = in_threads(*((meet, "test", place, Identity(rank, 2), 10) for rank in range(2)))
-    for client in (again, again._replace(pid=1)):  # this process; then, once rank 1 has left, any
-        with pytest.raises(CommTimeout, match="it is still in a communicator that this rank has left"):
-            connect_to(place, client, 0.1)
-        one.close()
-        time.sleep(0.1)
-    zero.close()

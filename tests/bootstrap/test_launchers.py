@@ -25,7 +25,7 @@ tasks = [subprocess.Popen(sys.argv[1:], env=environ) for environ in environs]
 sys.exit(max(task.wait() for task in tasks))
 """
 LAUNCHERS = {
-    "local": ["-m", "commlib", "run", "-n", "2"],
+    "commlib run": ["-m", "commlib", "run", "-n", "2"],
     "torchrun": [*TORCHRUN, "2", "--standalone", "--no-python"],
     "slurm": ["-c", FAKE_SRUN],
 }
@@ -49,7 +49,8 @@ def test_ranks_of_a_launcher_are_a_communicator_and_a_late_one_is_named(launch, 
     check(tmp_path)
     launch([quick_python, *LAUNCHERS[launcher]], "world", python=quick_python)
     for rank, seen in enumerate(noted(tmp_path)):
-        assert (seen["name"], seen["local_rank"], "rank 1" in seen["late"]) == (launcher, rank, rank == 0)
+        name = "torchrun" if launcher == "commlib run" else launcher
+        assert (seen["name"], seen["local_rank"], "rank 1" in seen["late"]) == (name, rank, rank == 0)
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "tcp://localhost:{}", "[::1]:{}"])

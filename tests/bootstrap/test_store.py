@@ -144,7 +144,7 @@ def test_what_somebody_else_writes_into_the_store_is_found_where_there_is_a_secr
             if rank == 0:
                 return world.all_gather(b"second", 5.0)
             world._signature = lambda *_: signed[:32]  # what was signed in another round
-            world._ask(lambda: world._store.set("2/1", signed))
+            world._ask(lambda: world._store.set(world._at("2/1"), signed))
             return first and world.all_gather(b"first", 5.0)
 
     zero, one = in_threads((forge, store, 0), (forge, store, 1))

@@ -176,13 +176,13 @@ def test_two_launchers_at_once_are_refused(monkeypatch, capsys):
             assert exit_code(*words, "-n", "3") == 2
         said = capsys.readouterr().err
         assert f"-n 3 would start a job in each of the 2 processes that {launcher} started: leave out -n" in said
-        assert f"{launcher}, to start 3 here; COMMLIB_BOOTSTRAP=local starts all jobs" in said
+        assert f"{launcher}, to start 3 here; COMMLIB_BOOTSTRAP=torchrun starts all jobs" in said
 
 
 def test_ranks_are_started_where_one_process_asks_for_them(monkeypatch):
     started = []
     monkeypatch.setattr("commlib.tools.launch.launch", lambda words, ranks, **_: started.append(ranks) or 0)
-    one_process, half_set, asked = {**MPIEXEC, "PMI_SIZE": "1"}, {"PMI_RANK": "0"}, {"COMMLIB_BOOTSTRAP": "local"}
+    one_process, half_set, asked = {**MPIEXEC, "PMI_SIZE": "1"}, {"PMI_RANK": "0"}, {"COMMLIB_BOOTSTRAP": "torchrun"}
     for environ in ({}, TORCHRUN, one_process, half_set, {**MPIEXEC, **asked}):
         with monkeypatch.context() as patch:
             for name, value in environ.items():

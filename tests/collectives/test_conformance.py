@@ -95,8 +95,8 @@ def averages(comm: Communicator) -> list[int]:
     return found
 
 
-def test_an_average_of_small_integers_does_not_wrap(each_ranks: Ranks) -> None:
-    assert each_ranks.run(averages, world=2) == [[126, 127, 254, 255]] * 2
+def test_an_average_of_small_integers_does_not_wrap(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(averages, world=2) == [[126, 127, 254, 255]] * 2
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------

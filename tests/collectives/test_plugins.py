@@ -85,7 +85,7 @@ def failures(with_plugins: Run, of_rank_0: str, of_rank_1: str, kind: str) -> st
     """Return what two ranks print whose init() fails in the same way."""
     script = f"""
 import os, commlib
-if os.environ["COMMLIB_LOCAL_RANK"] == "1":
+if os.environ["RANK"] == "1":
     os.environ["COMMLIB_PLUGINS"] = {of_rank_1!r}
 try:
     commlib.init(backend="shm")

@@ -137,7 +137,6 @@ DECLARED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("numbers is 'eps', but must be names, as ('eps',)", {"numbers": "eps"}),
     ("reference is of type NoneType, but must be a function", {"reference": None}),
     ("mine: 'a' is torch.float32, but must be one of row,", {"inputs": {"a": torch.float32}}),
-    ("mine: 'float' means something else already", {"numbers": ("float",)}),
     ("mine: 'out' means something else already", {"inputs": {"out": "row"}}),
     ("mine: 'a' is 'rows', but must be one of row, columns, number", {"inputs": {"a": "rows"}}),
     ("mine: 'out' is 'columns', but must be one of row, number, groups", {"outputs": {"out": ("columns", None)}}),

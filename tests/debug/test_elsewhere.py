@@ -27,20 +27,16 @@ def create_apart(world: World, hosts: str, **options: Any) -> Communicator:
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_ranks_elsewhere_are_named_with_their_host(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_elsewhere_are_named(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ranks(4, create=create_apart, hosts="aabb", backend="torch", timeout_s=LONG_S) as ranks:
         monkeypatch.setattr(host, "processes", lambda wanted=None: iter(ranks.pids[:2]))
-        here = look(ranks.pids[:2])
-        assert [one.place for one in here.ranks.values()] == [
-            *map(str, ranks.pids[:2]),
-            *(f"b:{pid}" for pid in ranks.pids[2:]),
-        ]
+        assert [one.elsewhere for one in look(ranks.pids[:2]).ranks.values()] == [False, False, True, True]
         handle = ranks.start(stay_away, LONG_S, rank)
         time.sleep(1.5)
         shown = CliRunner().invoke(debug, [str(ranks.pids[0])], standalone_mode=False)
         text = " ".join(shown.output.split())
         assert shown.return_value == 3
         assert "2 of 4 ranks here" in text
-        assert "what ranks 2 and 3 on b do is not known here; run commlib debug there" in text
+        assert "what ranks 2 and 3 do is not known here; run commlib debug on their hosts" in text
         assert ("rank 1 has not made all_reduce #2" in text) == (rank == 1)
         come(ranks, handle, rank)

@@ -1,6 +1,5 @@
 """What `commlib debug` says where a process has no record, or a record has no room for all communicators."""
 
-import gc
 import os
 import signal
 import subprocess
@@ -120,19 +119,3 @@ def test_a_forked_child_closes_no_communicator_of_its_parent(shm_ranks: Ranks) -
     before, after = shm_ranks.run(fork_and_close), shm_ranks.run(fork_and_close)
     assert all(False in closed for closed in before)
     assert before == after
-
-
-def collect_in_a_child(comm: Communicator) -> list[int]:
-    (record,), (read, write) = records_of(os.getpid()), os.pipe()
-    if (child := os.fork()) == 0:
-        gc.callbacks.append(lambda phase, info: os.write(write, bytes([record.header.collects > 0])))
-        gc.collect()
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        return list(pipe.read())
-
-
-def test_a_garbage_collection_of_a_forked_child_is_none_of_its_parent(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(collect_in_a_child, world=2) == [[0, 0]] * 2  # as it begins, and when it is over

@@ -5,6 +5,7 @@ Ends as a Python program does, with everything that the interpreter does at its 
 
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -12,8 +13,8 @@ import time
 
 import torch
 
-from commlib.bootstrap.launchers import join
-from commlib.bootstrap.rendezvous_server import LAUNCHER, RendezvousServer
+from commlib.bootstrap.local_world import Place, meet
+from commlib.bootstrap.world import Identity
 from commlib.communicator import create
 from commlib.errors import CommError
 
@@ -91,10 +92,11 @@ def forked_child(comm):
     sys.exit(7)
 
 
-def rank(number, way, server, backend):
+def rank(number, way, job, backend):
     signal.alarm(int(DEADLINE_S) + 5)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    comm = create(join(server, number, 2, DEADLINE_S), backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16)
+    world = meet("test", Place(job, "a job"), Identity(number, 2), DEADLINE_S)
+    comm = create(world, backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16)
     comm.barrier()
     if number == 0:
         print(time.monotonic(), flush=True)
@@ -108,8 +110,7 @@ def rank(number, way, server, backend):
 
 def start(way, backend):
     """Fork two ranks; return None in them, and what to reap and to read in the parent."""
-    server = RendezvousServer(2, LAUNCHER, several=True)
-    children = []
+    job, children = secrets.token_hex(8), []
     for number in range(2):
         read, write = os.pipe()
         pid = os.fork()
@@ -117,18 +118,17 @@ def start(way, backend):
             os.dup2(write, 1)
             os.dup2(write, 2)
             os.close(write)
-            rank(number, way, server.name, backend)
+            rank(number, way, job, backend)
             return None
         os.close(write)
         children.append((pid, read))
-    return server, children
+    return children
 
 
-def reap(server, children):
+def reap(children):
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in children]
     said = [os.fdopen(read).read() for _, read in children]
     print(json.dumps([codes, said]), flush=True)
-    server.close()
 
 
 def main():
@@ -137,10 +137,8 @@ def main():
         jobs.append(start(globals()[name], sys.argv[1]))
         if jobs[-1] is None:
             return
-    for server, _ in jobs:  # after the last fork: under TSan, no signal is handled in a child of a process with threads
-        server.start()
-    for job in jobs:
-        reap(*job)
+    for children in jobs:
+        reap(children)
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def test_ranks_with_different_functions_are_refused(with_example: Run, tmp_path:
         plugin.parent.mkdir()
         plugin.write_text(ROW.format(op="all_reduce", body="return 3"))
         plugin.with_name("mine.cc").write_text(code)
-    other = f"if os.environ['COMMLIB_LOCAL_RANK'] == '1': os.environ['COMMLIB_PLUGINS'] = {str(plugin)!r}"
+    other = f"if os.environ['RANK'] == '1': os.environ['COMMLIB_PLUGINS'] = {str(plugin)!r}"
     assert failures(with_example, tmp_path / "a" / "mine.py", other).count("ranks disagree on plugins") == 2
 
 

@@ -192,7 +192,6 @@ def test_it_compiles_without_a_graph_break(backend):
 def test_torch_knows_shapes_and_mutations_of_the_operators():
     weights, ids, out = torch.randn(10, 4), torch.tensor([[2, 9, -1]]), torch.ones(1, 3, 4)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.commlib.index.default, (weights, ids, 0, 10, "zero"), test_utils=tests)
     torch.library.opcheck(torch.ops.commlib.index_into.default, (out, weights, ids, 0, 10, "zero"), test_utils=tests)
 
 

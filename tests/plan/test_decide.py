@@ -12,9 +12,9 @@ from tests.plan.documents import HEAD, plan_of
 
 
 def test_an_explanation_has_crossovers_gain_rule_file_and_match() -> None:
-    small = {"max_bytes": 8192, "algorithm": "nccl_direct", "ci_bytes": [6144, 12288]}  # not read any more
+    small = {"max_bytes": 8192, "algorithm": "nccl_direct"}
     middle = {"max_bytes": 65536, "algorithm": "lsa_oneshot", "params": {"blocks": 8}}
-    measured = {"gain": 0.31, "runner_up": "nccl_direct", "confidence": 0.99}
+    measured = {"gain": 0.31, "runner_up": "nccl_direct"}
     rule = {"op": "all_reduce", "ranges": [small, middle | measured, {"algorithm": "nccl_direct"}]}
     document = {**HEAD, "fingerprint": {"backend": "nccl", "device": "H", "nccl": "2.28.9"}, "rules": [rule]}
     plan = Plan(document, "p.json").fitted({"backend": "nccl", "device": "H", "nccl": "2.30.7"})

@@ -81,7 +81,7 @@ def test_the_order_is_argument_variable_user_shipped(mine: Path, tmp_path: Path,
 
 
 UNFIT: dict[str, tuple[Any, str]] = {
-    "truncated": (lambda: tuned()[:200], "the file ends here"),
+    "truncated": (lambda: tuned()[:200], "take a whole copy"),
     "foreign": (lambda: '{"schema": "x"}', "not a plan file"),
     "newer": (lambda: tuned().replace('"version": 2', '"version": 3'), "version 3 is newer"),
     "of another device": (lambda: tuned(device="Z80"), "was tuned for device Z80, but this is"),

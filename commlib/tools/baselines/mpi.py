@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -39,7 +40,7 @@ class Mpi(Peer):
     def lacks(self, comm: Communicator) -> str:
         if self.graph:
             return "a CUDA graph cannot hold calls of MPI"
-        if not launcher.is_launcher():
+        if launcher.detect(os.environ) is None:
             return f"MPI starts under its mpirun only; mpirun -n {comm.size} commlib bench"
         try:
             self.library = launcher.library()

@@ -28,18 +28,18 @@ def started(ctx: click.Context, ranks: int | None, buffers: Buffers) -> int | No
     """Run the command on so many ranks and return the exit code; None on the ranks themselves, and without -n."""
     if ranks is None:
         return None
-    if env.LOCAL_SIZE.is_set():
-        if ranks != env.LOCAL_SIZE.get():
-            raise click.UsageError(f"-n {ranks} inside a job of {counted(env.LOCAL_SIZE.get(), 'rank')}; leave -n out")
+    if env.JOB.is_set():
+        if ranks != (size := int(os.environ["WORLD_SIZE"])):
+            raise click.UsageError(f"-n {ranks} inside a job of {counted(size, 'rank')}; leave -n out")
         return None
     from commlib import bootstrap
     from commlib.tools.launch import launch
 
-    if env.BOOTSTRAP.get() != "local" and (around := bootstrap.around()):
+    if env.BOOTSTRAP.get() != "torchrun" and (around := bootstrap.around()):
         launcher, size = around
         raise click.UsageError(
             f"-n {ranks} would start a job in each of the {size} processes that {launcher} started: leave out -n, to "
-            f"run on these, or {launcher}, to start {ranks} here; {env.BOOTSTRAP.name}=local starts all jobs"
+            f"run on these, or {launcher}, to start {ranks} here; {env.BOOTSTRAP.name}=torchrun starts all jobs"
         )
     check_ranks(ranks, ctx.params["backend"], buffers)
     command = [sys.executable, "-m", "commlib", *ctx.meta["words"]]

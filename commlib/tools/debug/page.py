@@ -96,7 +96,12 @@ def _unrecorded_lines(job: Job) -> list[str]:
 def _rows(job: Job, rank: Rank) -> list[tuple[str, ...]]:
     process, order = rank.process, list(job.communicators)
     core = str(process.core) if process.core >= 0 else ""
-    head = (str(rank.number), rank.place, _STATES.get(process.state, process.state), core)
+    head = (
+        str(rank.number),
+        "elsewhere" if rank.elsewhere else str(rank.pid),
+        _STATES.get(process.state, process.state),
+        core,
+    )
     rows: list[tuple[str, ...]] = []
     for slot in [slot for slot in rank.slots if not slot.closed]:
         number = str(order.index(slot.id) + 1)

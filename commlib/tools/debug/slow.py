@@ -232,7 +232,7 @@ def sentences(records: Sequence[Record], job: Job, slow: Slowness) -> list[str]:
     )
     text = f"ranks wait for others {waits} of their time, move data {moves}, and are in the program {program}"
     lines.append(text if lines else f"no rank is late: {text}")
-    if far := [rank.number for rank in job.ranks.values() if rank.host]:
+    if far := [rank.number for rank in job.ranks.values() if rank.elsewhere]:
         lines.append(f"{ranks_text(far)} {'is' if len(far) == 1 else 'are'} on other hosts: run this there, too")
     return lines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import secrets
 import signal
 import sys
 import time
@@ -14,7 +15,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from commlib.bootstrap.rendezvous_server import LAUNCHER, RendezvousServer
 from commlib.errors import CommError
 from commlib.tools.launch import fate
 from commlib.tools.testing.worker import Outcome, Seat, create_communicator, split, work
@@ -100,7 +100,6 @@ class Ranks:
         self._create, self._options = create or create_communicator, options
         self._workers: dict[int, _Worker] = {}
         self._worlds: set[int] = set()
-        self._server: RendezvousServer | None = None
         self._latest: Handle | None = None
 
     def __enter__(self) -> Ranks:
@@ -141,13 +140,12 @@ class Ranks:
 
     def restart(self) -> None:
         self._stop(0)
-        self._server = RendezvousServer(self.size, LAUNCHER, several=True)
-        self._server.start()
+        job = secrets.token_hex(16)  # by which the ranks find each other
         context = multiprocessing.get_context("forkserver")
         # pytest is the main module that every rank process would import again.
         context.set_forkserver_preload([*PRELOAD, *({"pytest"} & set(sys.modules))])
         for rank in range(self.size):
-            self._workers[rank] = self._spawn(context, rank, self._server.name)
+            self._workers[rank] = self._spawn(context, rank, job)
         self._latest = handle = Handle(self, self._workers, self.deadline_s)
         try:
             fds = handle.join()
@@ -214,11 +212,11 @@ class Ranks:
         handle.pending.clear()
         self._stop(0)
 
-    def _spawn(self, context: Any, rank: int, server: str) -> _Worker:
+    def _spawn(self, context: Any, rank: int, job: str) -> _Worker:
         control, of_worker = context.Pipe()
         life, lifeline = context.Pipe(duplex=False)
         # The fork server's environment is as old as the server.
-        seat = Seat(rank, self.size, server, dict(os.environ), self._create, self._options)
+        seat = Seat(rank, self.size, job, dict(os.environ), self._create, self._options)
         process = context.Process(target=work, args=(seat, of_worker, life), daemon=True)
         process.start()
         of_worker.close()
@@ -238,9 +236,6 @@ class Ranks:
             worker.process.join()
             _release(worker)
         self._workers.clear()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
 
 
 def _release(worker: _Worker) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from commlib.bootstrap.launchers import join
-from commlib.bootstrap.world import World
+from commlib.bootstrap.local_world import Place, meet
+from commlib.bootstrap.world import Identity, World
 from commlib.tools.launch import end_with
 
 START_S = 60.0  # for all ranks to come
@@ -33,7 +33,7 @@ class Seat(NamedTuple):
 
     rank: int
     size: int
-    server: str
+    job: str
     environ: dict[str, str]
     create: Callable[..., Any]
     options: dict[str, Any]
@@ -59,7 +59,9 @@ def work(seat: Seat, control: Connection, life: Connection) -> None:
     def open_communicator() -> int:
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // seat.size))
-        comms[seat.size] = seat.create(join(seat.server, seat.rank, seat.size, START_S), **seat.options)
+        who = Identity(seat.rank, seat.size, seat.rank)
+        world = meet("ranks", Place(seat.job, "these ranks", of_one_job=True), who, START_S)
+        comms[seat.size] = seat.create(world, **seat.options)
         return stacks_fd
 
     control.send_bytes(_reply(open_communicator))
