@@ -3,7 +3,6 @@
 import re
 import resource
 import threading
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -44,9 +43,7 @@ def test_without_a_number_run_takes_a_rank_for_each_gpu_and_at_least_two(monkeyp
 @pytest.mark.parametrize(
     ("cores", "said"), [({0, 1}, ""), ({0}, "commlib: 2 ranks share 1 core: timings are unreliable\n")]
 )
-def test_ranks_that_share_cores_are_told_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cores: set[int], said: str
-) -> None:
+def test_ranks_that_share_cores_are_told_of(monkeypatch, capsys, cores, said) -> None:
     monkeypatch.setattr("commlib.tools.launch.launch", lambda *words, **options: 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: cores)
     with pytest.raises(SystemExit) as end:
@@ -84,9 +81,7 @@ def test_what_ranks_allocate_counts_also_where_it_grows_with_them(monkeypatch: p
     ],
     ids=["v2", "v1"],
 )
-def test_the_memory_that_is_free_is_that_of_the_container(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, names: tuple[str, str, str]
-) -> None:
+def test_the_memory_that_is_free_is_that_of_the_container(monkeypatch, tmp_path, names) -> None:
     most, used, cache = names
     (tmp_path / most).write_text(f"{100 * MIB}\n")
     (tmp_path / used).write_text(f"{60 * MIB}\n")

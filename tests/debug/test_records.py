@@ -19,19 +19,17 @@ from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
+from tests.on_ranks import on_ranks
 
 
-def open_many(comm: Communicator, number: int) -> str:
-    with ExitStack() as opened:
-        for _ in range(number if comm.rank == 1 else 0):
-            opened.enter_context(commlib.init(backend="shm", bootstrap="single", max_bytes=0))
-        before, job = (look([os.getpid()]) for _ in range(2))
-        return page(job, before, [])
-
-
-def test_communicators_beyond_the_record_are_counted(shm_ranks: Ranks) -> None:
-    for number, expected in ((258, True), (10, False)):
-        assert ("communicators of rank 1 nothing is known" in shm_ranks.run(open_many, number)[1]) == expected
+@on_ranks()
+def test_communicators_beyond_the_record_are_counted(comm: Communicator) -> None:
+    for number, expected in ((258, True), (10, False)) if comm.rank == 1 else ():
+        with ExitStack() as opened:
+            for _ in range(number):
+                opened.enter_context(commlib.init(backend="shm", bootstrap="single", max_bytes=0))
+            before, job = (look([os.getpid()]) for _ in range(2))
+            assert ("communicators of rank 1 nothing is known" in page(job, before, [])) == expected
 
 
 def test_the_communicator_that_was_closed_last_stays_when_records_are_used_again() -> None:
@@ -88,9 +86,7 @@ def fork_for_a_while(comm: Communicator) -> int:
     return child
 
 
-def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(
-    shm_ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(shm_ranks, monkeypatch) -> None:
     children = shm_ranks.run(fork_for_a_while)
     text = CliRunner().invoke(debug, [str(children[1])]).output
     assert f"process {children[1]} is no rank: it was forked from rank process {shm_ranks.pids[1]}" in text
@@ -126,7 +122,8 @@ def test_a_forked_child_closes_no_communicator_of_its_parent(shm_ranks: Ranks) -
     assert before == after
 
 
-def collect_in_a_child(comm: Communicator) -> list[int]:
+@on_ranks(2)
+def test_a_garbage_collection_of_a_forked_child_is_none_of_its_parent(comm: Communicator) -> None:
     (record,), (read, write) = records_of(os.getpid()), os.pipe()
     if (child := os.fork()) == 0:
         gc.callbacks.append(lambda phase, info: os.write(write, bytes([record.header.collects > 0])))
@@ -135,8 +132,4 @@ def collect_in_a_child(comm: Communicator) -> list[int]:
     os.waitpid(child, 0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        return list(pipe.read())
-
-
-def test_a_garbage_collection_of_a_forked_child_is_none_of_its_parent(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(collect_in_a_child, world=2) == [[0, 0]] * 2  # as it begins, and when it is over
+        assert list(pipe.read()) == [0, 0]  # as it begins, and when it is over
