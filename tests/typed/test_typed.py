@@ -13,7 +13,6 @@ import commlib
 from tests.on_ranks import on_ranks
 
 PROGRAM = Path(__file__).parent / "program.py"
-MARKED = {number for number, line in enumerate(PROGRAM.read_text().splitlines(), 1) if "# error:" in line}
 PUBLIC = {
     *("all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_gatherv", "all_reduce"),
     "all_reduce_rms_norm",
@@ -28,10 +27,9 @@ WITH_EXAMPLE = [name for name in METHODS if ">>>" in (getattr(commlib.Communicat
 
 def test_mypy_knows_what_calls_return_and_take():
     pytest.importorskip("mypy", reason="a tool of developers")
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", str(PROGRAM)]
+    command = [sys.executable, "-m", "mypy", "--warn-unused-ignores", str(PROGRAM)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=PROGRAM.parents[2])
-    found = {int(line) for line in re.findall(r"program\.py:(\d+): error:", done.stdout)}
-    assert found == MARKED, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_communicator_shows_what_is_for_users_and_nothing_else():
