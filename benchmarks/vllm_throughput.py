@@ -64,7 +64,13 @@ def generate(folder: str, batch: int) -> None:
     """Print the seconds of each run, the tokens, and the share of all_reduce in one more run, the faster rank's."""
     from vllm import LLM, SamplingParams
 
-    options = vllm_model.OPTIONS | {"max_model_len": 256}
+    options = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 256,
+        "seed": 7,
+    }
     llm = LLM(folder, tensor_parallel_size=2, worker_extension_cls="benchmarks.vllm_throughput.Timed", **options)
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": [5 + i, 7, 11, 13]} for i in range(batch)]

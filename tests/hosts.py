@@ -9,6 +9,7 @@ from commlib.tools.testing.worker import create_communicator
 
 def create(world: World, hosts: str, **options: Any) -> Communicator:
     """Make a rank's communicator; letter r of `hosts` is the name of rank r's host."""
-    world.infos = [info._replace(host=name, hostname=name) for info, name in zip(world.infos, hosts, strict=True)]
+    placed = zip(world.infos, hosts, strict=True)
+    world.infos = [info._replace(boot=info.boot + name, host=name, hostname=name) for info, name in placed]
     made: Communicator = create_communicator(world, **options)
     return made

@@ -13,14 +13,16 @@ NOTHING_WRONG = (None, "", [], True)
 def on_ranks(world: int | None = None, fixture: str = "shm_ranks") -> Callable[[Test], Test]:
     """Have a test run on every rank of a fixture, or the first `world`, each with its `comm`.
 
-    It may return what is wrong, "" or [] if nothing is; or whether all is right.
+    A parameter `world` of the test counts more. It may return what is wrong, "" or [] if nothing is; or whether all is
+    right.
     """
 
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
         def run(**arguments: Any) -> None:
             ranks = arguments.pop(fixture)
-            answers = ranks.run(on_this_rank, test.__module__, test.__name__, arguments, world=world)
+            size = arguments.get("world", world)
+            answers = ranks.run(on_this_rank, test.__module__, test.__name__, arguments, world=size)
             wrong = [answer for answer in answers if answer not in NOTHING_WRONG]
             assert not wrong, wrong
 

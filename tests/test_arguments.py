@@ -192,11 +192,6 @@ def test_other_arguments_say_what_came_and_what_is_wanted(comm):
         refuses(kind, re.escape(told), call, comm)
 
 
-def test_a_parameter_is_a_tensor(comm):
-    weight = torch.nn.Parameter(torch.ones(2))
-    assert comm.all_reduce(weight) is weight
-
-
 OUTSIDE = {
     "max_bytes": (-1, 10**400),
     "timeout_s": (float("inf"), float("nan"), 10**400, 0, "abc"),

@@ -9,6 +9,7 @@ import torch
 
 import commlib
 from commlib.kernels import index, metadata, prefix_match, store
+from tests.on_ranks import on_ranks
 from tests.test_arguments import TAKES_X
 
 MOST = 2**63 - 1
@@ -77,12 +78,6 @@ def test_a_tensor_that_is_not_its_bytes_is_refused_by_every_call_and_kernel(comm
             call(comm, bad())
 
 
-def test_complex_rows_are_stored():
-    cache, rows = torch.zeros(4, 2, dtype=torch.complex64), torch.tensor([[1 - 2j, 3j], [4, 5 + 1j]])
-    store(cache, cache.clone(), torch.tensor([2, 0]), rows, rows)
-    assert torch.equal(cache[[2, 0]], rows)
-
-
 def test_lengths_and_tokens_without_memory_are_refused():
     lengths = torch.ones(3, dtype=torch.int32)
     lengths.untyped_storage().resize_(0)
@@ -94,18 +89,12 @@ def test_lengths_and_tokens_without_memory_are_refused():
         commlib.RadixCache().match(lengths)
 
 
-def test_a_capacity_of_nothing_holds_nothing():
-    lengths = torch.tensor([1, 2], dtype=torch.int32)
-    with pytest.raises(ValueError, match="3 new tokens, but the outputs hold 0"):
-        metadata(lengths, lengths + 5, 4, capacity=0)
+TOO_MANY = ([MOST, MOST, 12], [MOST, 1], [1 << 62] * 4, [2**64, 1], [-1, 3])
 
 
-@pytest.mark.parametrize("sizes", [[MOST, MOST, 12], [MOST, 1], [1 << 62] * 4, [2**64, 1], [-1, 3]])
-def test_sizes_beyond_all_tensors_are_refused(shm_ranks, sizes):
-    shm_ranks.run(refuses_sizes, sizes, world=len(sizes))
-
-
-def refuses_sizes(comm, sizes):
+@pytest.mark.parametrize(("world", "sizes"), [(len(sizes), sizes) for sizes in TOO_MANY])
+@on_ranks()
+def test_sizes_beyond_all_tensors_are_refused(comm, world, sizes):
     x = torch.ones(sum(size % 2**64 for size in sizes) % 2**64 % 1000)
     for call in (
         lambda: comm.reduce_scatterv(torch.empty(2), x, sizes),

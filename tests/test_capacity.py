@@ -40,9 +40,7 @@ def test_without_a_number_run_takes_a_rank_for_each_gpu_and_at_least_two(monkeyp
 @pytest.mark.parametrize(
     ("cores", "said"), [({0, 1}, ""), ({0}, "commlib: 2 ranks share 1 core: timings are unreliable\n")]
 )
-def test_ranks_that_share_cores_are_told_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cores: set[int], said: str
-) -> None:
+def test_ranks_that_share_cores_are_told_of(monkeypatch, capsys, cores, said) -> None:
     monkeypatch.setattr("commlib.tools.launch.launch", lambda *words, **options: 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: cores)
     with pytest.raises(SystemExit) as end:

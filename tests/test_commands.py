@@ -104,18 +104,6 @@ def test_the_commands_of_a_page_run_as_printed(page: str, checkout: Path) -> Non
         assert [line for line in expected if not said(line, output)] == [], f"$ {command}\n{output}"
 
 
-@pytest.mark.slow
-def test_the_readme_s_program_runs_in_the_environment_itself(tmp_path: Path) -> None:
-    prefix = Path(sys.executable).parent.parent
-    if not (prefix / "bin/activate").exists():
-        pytest.skip("this Python has no environment of its own to activate")
-    (tmp_path / ".venv").symlink_to(prefix)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (program,) = [command for command, _ in commands("README.md", run=True) if "examples/allreduce.py" in command]
-    done = shell(f"{ACTIVATE}\n{program}\n", tmp_path)
-    assert (done.returncode, done.stdout.count("all_reduce of")) == (0, 2), done.stdout
-
-
 def test_programs_that_pages_show_compile_and_are_the_files_they_name() -> None:
     for name, text in PROGRAMS.items():
         compile(text, name, "exec")

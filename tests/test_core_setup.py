@@ -19,6 +19,7 @@ from commlib.plan.search import shipped_plan, user_path
 from commlib.tools.testing import RankError, Ranks
 from commlib.tools.timing import fingerprint
 from tests.errors_and_logs import message_of
+from tests.on_ranks import on_ranks
 
 SMALL = 1 << 20
 
@@ -57,9 +58,7 @@ def test_a_plan_that_only_rank_0_finds_is_everyones(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("pins", "told"), [("", "plan {path}, line "), ("all_reduce:lsa_oneshot", "COMMLIB_ALGORITHM: all_reduce has no ")]
 )
-def test_a_faulty_plan_and_a_wrong_pin_are_the_same_error_on_all_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pins: str, told: str
-) -> None:
+def test_a_faulty_plan_and_a_wrong_pin_are_the_same_error_on_all_ranks(tmp_path, monkeypatch, pins, told) -> None:
     monkeypatch.setenv("COMMLIB_ALGORITHM", pins)
     path = tmp_path / "plan.json"
     path.write_text(twoshot().file_text[: None if pins else 300])
@@ -120,23 +119,12 @@ def test_each_setting_is_compared(setting: str) -> None:
         check_same_settings(world, Options(timeout_s=1.0, max_bytes=0, checked=False), "shm")
 
 
-def limits_of_splits(comm: Communicator) -> tuple[int, int, str]:
-    """The limits of a split with one of its own and of that one's split, and what is said of limits that differ."""
-    few = comm.split(0, max_sms=3)
-    assert few is not None
-    with few:
-        part = few.split(0)
-        assert part is not None
-        with part:
-            found = few.options.max_sms, part.options.max_sms
-    return *found, message_of(lambda: comm.split(0, max_sms=1 + comm.rank), PlanMismatch)
-
-
-def test_a_split_may_have_another_limit_of_multiprocessors_the_same_on_all_ranks() -> None:
-    with Ranks(2, backend="shm", max_bytes=SMALL) as ranks:
-        found = ranks.run(limits_of_splits)
+@on_ranks(2)
+def test_a_split_may_have_another_limit_of_multiprocessors_the_same_on_all_ranks(comm: Communicator) -> None:
+    with comm.split(0, max_sms=3) as few, few.split(0) as part:
+        assert (few.options.max_sms, part.options.max_sms) == (3, 3)
     told = "ranks disagree on max_sms (rank 0: 1, rank 1: 2); start every rank with the same settings"
-    assert found == [(3, 3, told)] * 2
+    assert message_of(lambda: comm.split(0, max_sms=1 + comm.rank), PlanMismatch) == told
 
 
 def test_what_a_split_has_made_is_closed_where_the_parent_does_not_go_on() -> None:

@@ -54,7 +54,7 @@ def said(command: Sequence[str], folder: Path, *, given: str | None = None, more
 @pytest.mark.parametrize(
     ("file", "names"),
     [
-        ("tests/test_native.py", "what_they_take or signatures"),
+        ("tests/test_native.py", "signatures"),
         ("tests/collectives/test_conformance.py", "rotate or shm_leader"),
         ("tests/plan/test_search.py", "known_algorithm"),
     ],

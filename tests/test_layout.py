@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -19,27 +18,6 @@ NATIVE = sorted(
     if path.suffix in {".h", ".cc", ".cu", ".cuh"}
 )
 
-# Optional or heavy package → the only files that may import it.
-IMPORTERS = {
-    "cuda": "commlib/build/device_code.py",
-    "mpi4py": "commlib/bootstrap/mpi.py",
-    "click": "commlib/tools/cli/*.py",
-    "nccl": "commlib/backends/nccl_control.py",
-    "jinja2": "commlib/tools/cli/report/pages.py",
-    "matplotlib": "commlib/tools/report/chart.py",
-    "rich": "commlib/tools/cli/*.py",
-    "safetensors": "commlib/tp/weights.py",
-    "tvm_ffi": "commlib/ffi.py",
-}
-# Who reads variables that others set (launchers) or makes the environment of a child process.
-ENVIRONMENT_READERS = (
-    "commlib/env.py",
-    "commlib/bootstrap/*.py",
-    "commlib/tools/launch.py",
-    "commlib/tools/testing/*.py",
-    "commlib/tools/report/document.py",
-)
-
 
 def name_of(path):
     return path.relative_to(ROOT).as_posix()
@@ -48,59 +26,6 @@ def name_of(path):
 @cache
 def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@cache
-def imported_by(path):
-    found = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
-
-
-def test_an_optional_package_is_imported_in_one_place():
-    for package, place in IMPORTERS.items():
-        importers = {name_of(path) for path in PACKAGE if package in imported_by(path)}
-        assert not {name for name in importers if not fnmatch(name, place)}, f"only {place} may import {package}"
-
-
-def module_of(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def modules_imported(path, modules):
-    """Return the modules of commlib that a file imports: at its top, in functions and for types alike."""
-    names = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{name_of(path)}:{node.lineno}: name the module from commlib on"
-            inside = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {name if name in modules else node.module for name in inside}
-    return names & modules - {module_of(path)}
-
-
-def reached_from(module, imports):
-    seen, ahead = set(), [module]
-    while ahead:
-        new = imports[ahead.pop()] - seen
-        seen |= new
-        ahead.extend(new)
-    return seen
-
-
-def test_no_circle_of_imports_has_more_than_three_files():
-    files = {module_of(path): path for path in [*PACKAGE, ROOT / "commlib/_native.pyi"]}
-    imports = {module: modules_imported(path, files.keys()) for module, path in files.items()}
-    reached = {module: reached_from(module, imports) for module in files}
-    circles = {frozenset(other for other in reached[module] if module in reached[other]) for module in files}
-    long = [sorted(circle) for circle in circles if len(circle) > 3]
-    assert not long, "move what they share into a lower file"
 
 
 def is_private(name):
@@ -150,18 +75,6 @@ def test_lines_of_python_stay_within_their_budgets():
     parts = {"runtime": package - tools, "tools": tools, "tests": tests}
     over = [name for name, files in parts.items() if sum(map(lines_of, files)) > int(budgets[name])]
     assert over == [], "cut before you add: [tool.commlib.budgets]"
-
-
-def test_the_environment_is_read_through_env():
-    readers = {"environ", "getenv", "environb", "putenv"}
-    strays = [
-        f"{name_of(path)}:{node.lineno}"
-        for path in PACKAGE
-        if not any(fnmatch(name_of(path), pattern) for pattern in ENVIRONMENT_READERS)
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Attribute) and node.attr in readers
-    ]
-    assert not strays, "give the variable a row in commlib/env.py"
 
 
 def test_native_code_is_told_and_does_not_read_the_environment():
@@ -253,46 +166,3 @@ def test_no_path_of_a_machine_is_in_the_project():
         if pattern.search(line)
     ]
     assert not hits, "\n".join(hits)
-
-
-# Words that do not say what a variable is: reports, participles, and pictures of a house.
-VAGUE_NAMES = (
-    *("alone", "beside", "door", "found", "given", "guest", "kept", "knock", "least", "most", "own", "said"),
-    *("stranger", "teach", "teaches", "theirs", "told", "whoever", "words"),
-)
-PUBLIC_NAMES = ("at_most", "beside")  # an argument of RadixCache.evict; what Pipeline.overlap was called before
-
-
-def test_no_name_is_vague():
-    vague = re.compile(rf"(?:^|_)(?:{'|'.join(VAGUE_NAMES)})(?:_|$)", re.IGNORECASE)
-    hits = [
-        f"{name_of(path)}:{line}: {name}"
-        for path in [*PACKAGE, *(path for path in NATIVE if path.is_relative_to(ROOT / "csrc"))]
-        for line, name in (names_in_python(path) if path.suffix == ".py" else names_in_cpp(path))
-        if vague.search(name) and name not in PUBLIC_NAMES
-    ]
-    assert not hits, "say what it is: `expected`, `min_bytes`, `peer_tag`; not how it came\n" + "\n".join(hits)
-
-
-def names_in_python(path):
-    """What a file names itself: keywords and attributes that it only uses are another file's, or another library's."""
-    for node in ast.walk(tree_of(path)):
-        match node:
-            case ast.FunctionDef() | ast.ClassDef() | ast.ExceptHandler(name=str()):
-                yield node.lineno, node.name
-            case ast.arg():
-                yield node.lineno, node.arg
-            case ast.Name(ctx=ast.Store()):
-                yield node.lineno, node.id
-            case ast.Attribute(ctx=ast.Store()):
-                yield node.lineno, node.attr
-            case ast.alias(asname=str()):
-                yield 0, node.asname
-
-
-def names_in_cpp(path):
-    """Identifiers behind a type, before what ends or opens a declaration; `words` are a machine's there."""
-    text = re.sub(r"//[^\n]*|\"[^\"\n]*\"", "", path.read_text(encoding="utf-8"))
-    for number, line in enumerate(text.splitlines(), 1):
-        for name in re.findall(r"[\w>&*,]\s+[&*]?([a-z]\w*)(?=\s*[;=,(){:\[])", line):
-            yield number, re.sub(r"(^|_)(words|own)(?=_|$)", "", name)

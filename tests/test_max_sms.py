@@ -35,14 +35,6 @@ def test_every_collective_takes_it_and_messages_of_a_pair_do_not() -> None:
     assert moves - takes == {"send", "recv", "send_recv"}
 
 
-@on_ranks(2)
-def test_a_limit_goes_with_async_op_and_with_a_norm(comm: Communicator) -> None:
-    x, y = torch.full((8,), comm.rank + 1.0), torch.full((8,), comm.rank + 1.0)
-    assert comm.all_reduce(x, async_op=True, max_sms=4).result() is x
-    norm = comm.all_reduce_rms_norm(y.clone(), None, torch.ones(8), max_sms=4)[1]
-    assert (float(x[0]), float(norm[0]), float(comm.all_reduce(y, max_sms=0)[0])) == (3.0, 3.0, 3.0)
-
-
 @on_ranks(2, "each_ranks")
 def test_an_epilogue_takes_a_limit_and_tells_native_code_of_it(comm: Communicator) -> None:
     x = torch.arange(16.0).view(2, 8) + comm.rank

@@ -1,7 +1,7 @@
 """The timing protocol: what it counts, what ranks agree on, in which order it measures; never how long things took."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -161,9 +161,7 @@ def raising(comm: Communicator) -> Prepare:
     ("make", "why"), [(half, "rank 1 has no such engine"), (raising, "RuntimeError: this library has no such call")]
 )
 @on_ranks(2)
-def test_what_one_rank_cannot_run_and_what_raises_is_skipped_on_all(
-    comm: Communicator, make: Callable[[Communicator], Prepare], why: str
-) -> None:
+def test_what_one_rank_cannot_run_and_what_raises_is_skipped_on_all(comm, make, why) -> None:
     candidates = [Candidate("theirs", make(comm)), Candidate("ours", public_call(comm, COLLECTIVES["all_reduce"]))]
     results = found(comm, "all_reduce", candidates)
     assert [(r.skipped, len(r.times_s)) for r in results] == [(why, 0), ("", 3)]

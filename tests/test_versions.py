@@ -14,7 +14,6 @@ from torch import Tensor
 
 from commlib.communicator import Communicator
 from commlib.kernels import index, metadata, store
-from commlib.tools.testing import Ranks
 from tests.on_ranks import on_ranks
 
 N = 8
@@ -83,10 +82,11 @@ def test_kernels_raise_the_version_of_what_they_write() -> None:
     assert [out._version > 0, made.positions._version > 0, cache._version > 0] == [True] * 3
 
 
-def warned(comm: Communicator, path: str) -> None:
+@on_ranks(2)
+def test_torchs_group_warns_in_the_backward_as_gloos_does(comm: Communicator, tmp_path: Path) -> None:
     timeout = datetime.timedelta(seconds=60)
     for backend in ("gloo", "commlib"):
-        store = dist.FileStore(path + backend, comm.size)
+        store = dist.FileStore(str(tmp_path / backend), comm.size)
         dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
         x = torch.full((N,), 5.0, requires_grad=True)
         y = x * x
@@ -98,11 +98,6 @@ def warned(comm: Communicator, path: str) -> None:
         assert len(said) == 1, backend
         assert "all" in str(said[0].message)
         dist.destroy_process_group()
-
-
-def test_torchs_group_warns_in_the_backward_as_gloos_does(tmp_path: Path) -> None:
-    with Ranks(2, backend="shm", timeout_s=60.0, deadline_s=120.0) as ranks:
-        ranks.run(warned, str(tmp_path / "store"))
 
 
 WITHOUT_HANDLES = """

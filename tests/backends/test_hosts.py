@@ -15,6 +15,7 @@ from commlib.errors import Unsupported
 from commlib.tools.testing import Ranks
 from commlib.tools.testing.conformance import Scope, check_algorithm
 from tests import hosts
+from tests.on_ranks import on_ranks
 
 ROWS = [(name, algorithm) for name, spec in COLLECTIVES.items() for algorithm in spec.rows("torch")]
 
@@ -31,13 +32,10 @@ def test_hosts_give_the_reference(three_hosts: Ranks, name: str, algorithm: str)
     assert [v.wrong for v in verdicts if v.wrong or v.cases == 0] == []
 
 
-def explained(comm: Communicator) -> tuple[str, str, str]:
+@on_ranks(fixture="three_hosts")
+def test_torch_s_engine_is_chosen(comm: Communicator) -> None:
     why = comm.explain("all_reduce", 8)
-    return comm.backend, comm.device.type, why.algorithm
-
-
-def test_torch_s_engine_is_chosen(three_hosts: Ranks) -> None:
-    assert set(three_hosts.run(explained)) == {("torch", "cpu", "torch_direct")}
+    assert (comm.backend, comm.device.type, why.algorithm) == ("torch", "cpu", "torch_direct")
 
 
 def splits(comm: Communicator) -> list[float]:
@@ -85,9 +83,7 @@ PLACES = {
 
 @pytest.mark.parametrize("backend", ["shm", "nccl"])
 @pytest.mark.parametrize("places", PLACES)
-def test_a_backend_for_one_host_is_refused_with_the_hosts_and_a_remedy(
-    backend: str, places: tuple[tuple[str, str], ...]
-) -> None:
+def test_a_backend_for_one_host_is_refused_with_the_hosts_and_a_remedy(backend, places) -> None:
     with pytest.raises(Unsupported, match=f"{backend}.* needs all ranks on one host.*use backend='auto'") as caught:
         create(backend, Cards(*places), OPTIONS)
     assert PLACES[places] in str(caught.value)

@@ -20,75 +20,12 @@ from commlib.tools.baselines.peer import Peer
 from commlib.tools.bench.result import KIND, measured
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli.options import python_file
-from commlib.tools.testing import Ranks
 from commlib.tools.timing import pinned
 from tests.bootstrap.processes import MPIEXEC
 from tests.cli.calls import Run, exit_code
+from tests.on_ranks import on_ranks
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
-
-
-@pytest.fixture(scope="module")
-def document(command: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One run on two ranks that most tests look at."""
-    file = tmp_path_factory.mktemp("bench") / "report.json"
-    words = ("all_reduce,broadcast", "all_gatherv", "barrier", "-n", "2", "--peers", "torch,nccl", "-o", str(file))
-    result = command("bench", *words, *QUICK, "-f", "8")
-    assert (result.returncode, result.stderr) == (0, "")
-    lines = result.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    found = KIND.read(file)
-    assert sum(bool(line) and not line.startswith("#") for line in lines) == len(measured(found["rows"]))
-    return found
-
-
-def test_the_document_names_job_plan_choices_and_what_a_peer_lacks(document: dict[str, Any]) -> None:
-    assert (document["schema"], document["version"]) == ("commlib.bench", 1)
-    assert (document["complete"], document["ended"]) == (True, "")
-    assert document["command"].startswith("commlib bench all_reduce,broadcast")
-    assert {"cpu", "cores", "kernel", "torch", "commlib", "settings"} <= set(document["fingerprint"])
-    config = {"ranks": 2, "backend": "shm", "mode": "eager", "sizes": [8, 64, 512, 4096], "iterations": 2}
-    assert config.items() <= document["config"].items()
-    assert document["config"]["peers"] == ["torch"]
-    assert re.fullmatch(r"[0-9a-f]{12}", document["plan"]["digest"])
-    assert document["out_of_bounds"] == {"count": 0, "okay": True}
-    for op in ("all_reduce", "broadcast", "barrier"):
-        chosen = [row for row in document["rows"] if row["op"] == op and row["chosen"]]
-        assert chosen
-        for row in chosen:
-            assert re.fullmatch(r"rules\[\d+\]\[\d+\]", row["rule"])
-            assert f"{op} of" in row["why"]
-            assert f" runs {row['algorithm']}" in row["why"]
-            assert row["rule"] in row["why"]
-    assert {row["why"] for row in document["rows"] if not row["chosen"]} == {None}
-    names = {row["algorithm"] for row in measured(document["rows"])}
-    assert {"shm_oneshot", "shm_twoshot", "shm_symmetric", "torch"} <= names
-    skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
-    assert skipped["all_gatherv", "torch"] == "torch.distributed with gloo has no all_gatherv"
-    assert not any(row["algorithm"] == "nccl" for row in document["rows"])
-    assert document["notes"] == ["skipped: peer nccl: NCCL needs GPUs; this job is on cpu"]
-
-
-def test_a_row_carries_percentiles_and_nccl_tests_figures(document: dict[str, Any]) -> None:
-    row = next(row for row in document["rows"] if row["op"] == "all_reduce" and row["size"] == 4096)
-    assert (row["count"], row["type"], row["redop"], row["root"], row["wrong"]) == (1024, "float32", "sum", None, 0)
-    times = [row["time_us"][name] for name in ("p0", "p10", "p50", "p90", "p100")]
-    assert times == sorted(times)
-    assert row["algbw"] == pytest.approx(4096 / row["time_us"]["p50"] / 1e3, rel=1e-3)
-    assert row["busbw"] == pytest.approx(row["algbw"])  # 2 (n - 1) / n of two ranks
-
-
-def test_wrong_values_fail_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    right = Communicator.all_reduce
-
-    def forgetful(self: Communicator, x: torch.Tensor, *args: Any, **options: Any) -> Any:
-        result = right(self, x, *args, **options)
-        result[-1] = 77
-        return result
-
-    monkeypatch.setattr(Communicator, "all_reduce", forgetful)
-    assert exit_code("bench", "all_reduce", "--backend", "shm", "--peers", "none", *QUICK) == 1
-    assert re.search(r"# Out of bounds values : [1-9]\d* FAILED", capsys.readouterr().out)
 
 
 PEER = """
@@ -111,21 +48,79 @@ make = Late
 """
 
 
-@pytest.mark.slow
-def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(command: Run, tmp_path: Path) -> None:
-    file, path = tmp_path / "late.py", tmp_path / "report.json"
-    file.write_text(PEER)
-    words = ("all_reduce", "barrier", "-n", "2", "--algorithms", "auto", "--peers", "none", "--peer", str(file))
-    result = command("bench", *words, "-o", str(path), "--in-place", "out", *QUICK)
+@pytest.fixture(scope="module")
+def document(command: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One run on two ranks that most tests look at."""
+    file = tmp_path_factory.mktemp("bench") / "report.json"
+    peer = file.with_name("late.py")
+    peer.write_text(PEER)
+    words = ("all_reduce,broadcast", "all_gatherv", "barrier", "-n", "2", "--peers", "torch,nccl", "--peer", str(peer))
+    result = command("bench", *words, *QUICK, "-f", "8", "-o", str(file))
     assert (result.returncode, result.stderr) == (0, "")
-    document = KIND.read(path)
-    wrong = {(row["op"], row["algorithm"]): row["wrong"] for row in measured(document["rows"])}
-    assert (wrong["all_reduce", "late"], wrong["all_reduce", "probe"]) == (0, None)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    found = KIND.read(file)
+    assert sum(bool(line) and not line.startswith("#") for line in lines) == len(measured(found["rows"]))
+    return found
+
+
+def test_the_document_names_job_plan_choices_and_what_a_peer_lacks(document: dict[str, Any]) -> None:
+    assert (document["schema"], document["version"]) == ("commlib.bench", 1)
+    assert (document["complete"], document["ended"]) == (True, "")
+    assert document["command"].startswith("commlib bench all_reduce,broadcast")
+    assert {"cpu", "cores", "kernel", "torch", "commlib", "settings"} <= set(document["fingerprint"])
+    config = {"ranks": 2, "backend": "shm", "mode": "eager", "sizes": [8, 64, 512, 4096], "iterations": 2}
+    assert config.items() <= document["config"].items()
+    assert document["config"]["peers"] == ["torch", "late"]
+    assert re.fullmatch(r"[0-9a-f]{12}", document["plan"]["digest"])
+    assert document["out_of_bounds"] == {"count": 0, "okay": True}
+    for op in ("all_reduce", "broadcast", "barrier"):
+        chosen = [row for row in document["rows"] if row["op"] == op and row["chosen"]]
+        assert chosen
+        for row in chosen:
+            assert re.fullmatch(r"rules\[\d+\]\[\d+\]", row["rule"])
+            assert f"{op} of" in row["why"]
+            assert f" runs {row['algorithm']}" in row["why"]
+            assert row["rule"] in row["why"]
+    assert {row["why"] for row in document["rows"] if not row["chosen"]} == {None}
+    names = {row["algorithm"] for row in measured(document["rows"])}
+    assert {"shm_oneshot", "shm_twoshot", "shm_symmetric", "torch"} <= names
     skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
-    assert skipped == {("barrier", "late"): "late has no barrier"}
+    assert skipped["all_gatherv", "torch"] == "torch.distributed with gloo has no all_gatherv"
+    assert not any(row["algorithm"] == "nccl" for row in document["rows"])
+    assert document["notes"] == ["skipped: peer nccl: NCCL needs GPUs; this job is on cpu"]
+
+
+def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(document: dict[str, Any]) -> None:
+    rows = [row for row in document["rows"] if row["algorithm"] in ("late", "probe") and row["op"] != "broadcast"]
+    wrong = {row["algorithm"]: row["wrong"] for row in measured(rows)}
+    assert wrong == {"late": 0, "probe": None}
+    skipped = {(row["op"], row["skipped"]) for row in rows if "skipped" in row}
+    assert skipped == {("barrier", "late has no barrier"), ("all_gatherv", "late has no all_gatherv")}
     rows = BenchView(document).items(document["rows"])
-    assert {row["speedup"]["over"] for row in rows if row["speedup"]} <= {"late"}  # the probe is nobody's rival
-    assert document["config"]["peers"] == ["late"]
+    assert {row["speedup"]["over"] for row in rows if row["speedup"]} <= {"late", "torch"}  # the probe is no rival
+
+
+def test_a_row_carries_percentiles_and_nccl_tests_figures(document: dict[str, Any]) -> None:
+    row = next(row for row in document["rows"] if row["op"] == "all_reduce" and row["size"] == 4096)
+    assert (row["count"], row["type"], row["redop"], row["root"], row["wrong"]) == (1024, "float32", "sum", None, 0)
+    times = [row["time_us"][name] for name in ("p0", "p10", "p50", "p90", "p100")]
+    assert times == sorted(times)
+    assert row["algbw"] == pytest.approx(4096 / row["time_us"]["p50"] / 1e3, rel=1e-3)
+    assert row["busbw"] == pytest.approx(row["algbw"])  # 2 (n - 1) / n of two ranks
+
+
+def test_wrong_values_fail_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    right = Communicator.all_reduce
+
+    def forgetful(self: Communicator, x: torch.Tensor, *args: Any, **options: Any) -> Any:
+        result = right(self, x, *args, **options)
+        result[-1] = 77
+        return result
+
+    monkeypatch.setattr(Communicator, "all_reduce", forgetful)
+    assert exit_code("bench", "all_reduce", "--backend", "shm", "--peers", "none", *QUICK) == 1
+    assert re.search(r"# Out of bounds values : [1-9]\d* FAILED", capsys.readouterr().out)
 
 
 def test_without_matplotlib_a_picture_is_refused_before_anything_is_measured(monkeypatch, call) -> None:
@@ -163,21 +158,17 @@ def made(name: str) -> Peer:
     return Broken() if name == "broken" else load(name)
 
 
-def reason_of(comm: Communicator, name: str) -> str:
-    peer = made(name)
-    peer.start(comm, graph=False)
-    peer.stop()
-    return peer.reason
-
-
-def test_a_peer_that_cannot_start_says_why_on_every_rank(shm_ranks: Ranks) -> None:
+@on_ranks(2)
+def test_a_peer_that_cannot_start_says_why_on_every_rank(comm: Communicator) -> None:
     for names, reason in [
         ("broken", "broken did not start: no engine"),
         ("nccl nccl_windows newer_nccl newer_nccl_windows", "NCCL needs GPUs; this job is on cpu"),
         ("symm flashinfer sglang", "torch's symmetric memory is on GPUs; this job is on cpu"),
     ]:
-        for name in names.split():
-            assert shm_ranks.run(reason_of, name, world=2) == [reason] * 2
+        for peer in map(made, names.split()):
+            peer.start(comm, graph=False)
+            peer.stop()
+            assert peer.reason == reason
 
 
 @pytest.mark.slow

@@ -11,15 +11,12 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner
 
-from commlib.collectives import COLLECTIVES
 from commlib.tools.bench import which
 from commlib.tools.bench.result import KIND, compared, measured
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli.bench.command import show
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 from tests.cli.calls import Run
-
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
 
 
 def changed(found: dict[str, Any], **figures: Any) -> dict[str, Any]:
@@ -111,12 +108,6 @@ def test_a_speed_up_is_over_the_fastest_other_library_and_as_wide_as_their_block
     assert all(speedup["high"] > 1.9 * speedup["ratio"] for speedup in wide)
 
 
-def test_the_files_of_results_are_shown() -> None:
-    for path in sorted(RESULTS.glob("bench_*.json")):
-        for found in KIND.read_all(path):
-            assert all(BenchView(found, 80).render(form) for form in BenchView.forms)
-
-
 WHOLE = json.dumps(document(), indent=1)
 
 
@@ -184,14 +175,6 @@ def test_of_ours_and_of_an_other_library_the_faster_form_is_compared() -> None:
     ours, best = compared(measured(found["rows"]))
     assert (ours["in_place"], ours["time_us"]["p50"]) == (True, 1.0)
     assert (best["algorithm"], best["in_place"], best["time_us"]["p50"]) == ("torch", True, 1.5)
-
-
-def test_the_page_of_all_collectives_is_one_screen_of_80_columns() -> None:
-    lines = page(document(*COLLECTIVES)).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert len(lines) <= 45
-    for op in COLLECTIVES:
-        assert any(line.startswith(f"{op} ") for line in lines)
 
 
 def test_a_line_has_the_plans_time_and_the_ratio_to_the_fastest_other_library_at_four_sizes() -> None:

@@ -4,13 +4,10 @@ import re
 import shlex
 from pathlib import Path
 
-import click
 import pytest
 import torch
-from click.testing import CliRunner
 
 from commlib.tools.bench.job import Job, sweep
-from commlib.tools.cli import main
 from commlib.tools.cli.bench.command import bench
 from commlib.tools.cli.bench.read import read_job
 from commlib.tools.cli.suggestions import OF_OTHERS
@@ -55,14 +52,6 @@ def test_what_the_page_says_to_type_is_understood(monkeypatch: pytest.MonkeyPatc
     assert all(job_of(words).ops for words in TYPED)
     theirs = " ".join(row[1] for row in ROWS)
     assert [name for name in OF_OTHERS if len(name) == 2 and name not in theirs] == []
-
-
-def test_help_is_one_screen_and_all_options_are_behind_another_word() -> None:
-    help_of = lambda *words: CliRunner().invoke(main, ["bench", *words], env={"COLUMNS": "80"}).output  # noqa: E731
-    lines = help_of("--help").splitlines()
-    assert (len(lines) <= 23, max(map(len, lines)) <= 80) == (True, True)
-    names = [param.opts[-1] for param in bench.params if isinstance(param, click.Option) and not param.hidden]
-    assert [name for name in names if name not in help_of("--help-all")] == []
 
 
 def test_sizes_that_cannot_be_are_refused_before_a_rank_starts() -> None:

@@ -9,15 +9,8 @@ from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks
-from commlib.tools.testing.conformance import (
-    EVERY_SIZE,
-    EVERY_TYPE,
-    Scope,
-    Verdict,
-    _deviates,
-    _peak,
-    check_algorithm,
-)
+from commlib.tools.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, _deviates, _peak, check_algorithm
+from tests.on_ranks import on_ranks
 
 # The outer loop: algorithms of one collective follow each other and share what is expected.
 WORLDS = (pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow))
@@ -49,24 +42,19 @@ def test_shm_gives_the_reference(shm_ranks: Ranks, name: str, algorithm: str, wo
         check(shm_ranks, world, name, algorithm, each)
 
 
-def check_pulled(comm: Communicator, name: str, algorithm: str, scope: Scope) -> Verdict:
-    """Check it where peers read each other's memory; pins keep the parameters of the plan below."""
-    before = comm.plan
-    comm.use(Plan.only({name: algorithm}, base=before, params={"pull": 1}))
-    verdict = check_algorithm(comm, name, algorithm, scope)
-    comm.use(before)
-    return verdict
-
-
 PULLED = [(name, a) for name, a in algorithms("shm") if PULL in COLLECTIVES[name].algorithm(a).params]
 
 
 @pytest.mark.parametrize(("name", "algorithm"), PULLED)
 @pytest.mark.parametrize("world", (2, 4))
-def test_what_is_read_in_its_process_is_the_reference(shm_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
+@on_ranks()
+def test_what_is_read_in_its_process_is_the_reference(comm: Communicator, name: str, algorithm: str, world: int) -> str:
+    before = comm.plan
+    comm.use(Plan.only({name: algorithm}, base=before, params={"pull": 1}))  # pins keep the parameters below
     scope = Scope((0, 1, 33, 16_384, 70_001))  # 64 KiB fill a cell of the mailbox
-    verdicts = shm_ranks.run(check_pulled, name, algorithm, scope, world=world)
-    assert [v.wrong for v in verdicts if v.wrong] == []
+    verdict = check_algorithm(comm, name, algorithm, scope)
+    comm.use(before)
+    return verdict.wrong
 
 
 @pytest.mark.parametrize(("name", "algorithm"), algorithms("torch"))
@@ -84,7 +72,8 @@ def test_all_reduce_gives_the_same_bits_with_every_algorithm(shm_ranks: Ranks, w
     assert len({v.checksum for verdicts in runs.values() for v in verdicts}) == 1
 
 
-def averages(comm: Communicator) -> list[int]:
+@on_ranks(2, "each_ranks")
+def test_an_average_of_small_integers_does_not_wrap(comm: Communicator) -> None:
     found = []
     for dtype, most in ((torch.int8, 127), (torch.uint8, 255)):
         x = torch.full((5,), most - comm.rank, dtype=dtype)
@@ -92,11 +81,7 @@ def averages(comm: Communicator) -> list[int]:
         out = torch.zeros(5, dtype=dtype)
         comm.reduce_scatter_tensor(out, torch.full((10,), most, dtype=dtype), "avg")
         found.append(int(comm.reduce(out, 0, "avg")[4]))
-    return found
-
-
-def test_an_average_of_small_integers_does_not_wrap(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(averages, world=2) == [[126, 127, 254, 255]] * 2
+    assert found == [126, 127, 254, 255]
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -130,16 +115,18 @@ def equal_rows_without_splits(comm: Communicator) -> bool:
     return torch.equal(out, torch.arange(float(comm.size)).repeat_interleave(6).view(-1, 6))
 
 
-def disagree_on_splits(comm: Communicator) -> str:
+@on_ranks(3, "each_ranks")
+def test_splits_that_disagree_are_one_error_on_all_ranks(comm: Communicator) -> None:
     """Rank 1 expects a row more of rank 0 than that sends; the call after it is made as if nothing had been."""
     from_each = [3, 2, 1] if comm.rank == 1 else [2] * comm.size
-    with pytest.raises(ValueError, match="splits disagree") as raised:
+    told = "splits disagree.*rank 0 sends 8 elements to rank 1, which expects 12; make out_splits"
+    with pytest.raises(ValueError, match=told):
         comm.all_to_all_single(torch.empty(6, 4), torch.ones(6, 4), from_each, [2] * comm.size)
     assert rows_to_each(comm)
-    return str(raised.value)
 
 
-def refuses_uneven_blocks(comm: Communicator) -> None:
+@on_ranks(3, "each_ranks")
+def test_blocks_that_are_not_equal_need_splits(comm: Communicator) -> None:
     x = torch.ones(2 * comm.size + 1)
     with pytest.raises(ValueError, match=f"x has 7 elements, which {comm.size} ranks cannot share equally"):
         comm.all_to_all_single(torch.empty_like(x), x)
@@ -149,18 +136,9 @@ def refuses_uneven_blocks(comm: Communicator) -> None:
             comm.all_to_all_single(torch.empty_like(x), x, **others)
 
 
-def test_blocks_that_are_not_equal_need_splits(each_ranks: Ranks) -> None:
-    each_ranks.run(refuses_uneven_blocks, world=3)
-
-
 def test_splits_are_rows_of_each_tensor(each_ranks: Ranks) -> None:
     for call in (rows_to_each, equal_rows_without_splits):
         assert each_ranks.run(call, world=3) == [True] * 3
-
-
-def test_splits_that_disagree_are_one_error_on_all_ranks(each_ranks: Ranks) -> None:
-    (said,) = set(each_ranks.run(disagree_on_splits, world=3))
-    assert "rank 0 sends 8 elements to rank 1, which expects 12; make out_splits" in said
 
 
 # --- what is taken for right where order is free ----------------------------------------------------------------------

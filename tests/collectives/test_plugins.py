@@ -148,9 +148,7 @@ SILENT = '#include "shm/algorithm.h"\nnamespace commlib::shm { class Group; }\n'
         ("void missing();\nstatic const int at_start = (missing(), 0);\n", "BuildFailed", ("cannot be loaded",)),
     ],
 )
-def test_what_is_wrong_with_a_native_half_is_said_on_all_ranks(
-    with_plugins: Run, tmp_path: Path, code: str, kind: str, said: tuple[str, ...]
-) -> None:
+def test_what_is_wrong_with_a_native_half_is_said_on_all_ranks(with_plugins, tmp_path, code, kind, said) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(rows("shm_mine"))
     plugin.with_name("shm_mine.cc").write_text(code)

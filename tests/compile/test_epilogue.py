@@ -1,7 +1,6 @@
 """Epilogues of the user's: what runs without a GPU, what is refused, and what torch.compile makes of a call."""
 
 import copy
-import pathlib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -62,14 +61,11 @@ def one(comm: Communicator, epilogue: Epilogue, rows: int, dtype: torch.dtype) -
     return wrong + ["x has changed"] * (not torch.equal(x, inputs[comm.rank]))
 
 
-def every_call(comm: Communicator) -> list[Any]:
+@pytest.mark.parametrize("world", [1, 2, 3])
+@on_ranks(fixture="each_ranks")
+def test_without_a_gpu_the_reference_works_on_the_sums(comm: Communicator, world: int) -> None:
     cases = product((SCALED, QK_NORM, INT8, RMS_NORM, FP8_GROUPS), (0, 1, 7), TYPES)
     return [(case[0].name, *case[1:], wrong) for case in cases if (wrong := one(comm, *case))]
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_without_a_gpu_the_reference_works_on_the_sums(each_ranks: Ranks, world: int) -> None:
-    assert each_ranks.run(every_call, world=world) == [[]] * world
 
 
 @on_ranks(2)
@@ -167,9 +163,7 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("scaled needs eps=", {"eps": ...}),
     ("scaled knows no bias=; it takes residual=, weight=", {"bias": torch.ones(64)}),
     ("x of scaled is a list, but must be a torch.Tensor", {"x": [1.0]}),
-    ("x is float64, but must be float32, float16 or bfloat16", {"x": torch.ones(2, 64, dtype=torch.float64)}),
     ("x has rows of 63, but must have a multiple of 8 up to 16384", {"x": torch.ones(2, 63)}),
-    ("x has no dimension, but must have rows", {"x": torch.ones(())}),
     ("residual has shape (3, 64), but x has (2, 64)", {"residual": torch.ones(3, 64)}),
     ("residual of scaled is a list, but must be a torch.Tensor", {"residual": [1.0]}),
     ("residual is int64, but must be float32, float16,", {"residual": torch.ones(2, 64).long()}),
@@ -215,9 +209,7 @@ def test_groups_need_rows_of_whole_groups(comm: Communicator) -> None:
         (lambda x: None, "returned ['NoneType'], but"),
     ],
 )
-def test_a_reference_that_returns_something_else_is_told(
-    comm: Communicator, reference: Callable[..., Any], told: str
-) -> None:
+def test_a_reference_that_returns_something_else_is_told(comm, reference, told) -> None:
     wrong = commlib.epilogue("store(out, x);", outputs=OUT, reference=reference, name="wrong")
     with pytest.raises(ValueError, match=re.escape(told)):
         wrong(comm, torch.ones(2, 8))
@@ -247,9 +239,7 @@ def test_a_mistake_in_the_source_is_told_by_its_line() -> None:
         wrong.check()
 
 
-def test_a_check_compiles_for_the_types_it_is_given(
-    comm: Communicator, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
+def test_a_check_compiles_for_the_types_it_is_given(comm, monkeypatch, tmp_path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path))
     (text,) = [block.text for block in blocks_of("docs/extending.md") if "commlib.epilogue(" in block.text]
@@ -260,9 +250,7 @@ def test_a_check_compiles_for_the_types_it_is_given(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_what_native_code_tells_the_builder_of_kernels_is_compiled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
+def test_what_native_code_tells_the_builder_of_kernels_is_compiled(monkeypatch, tmp_path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path))
     rank: Any = SimpleNamespace(_arch="sm_90", size=2, _stamped=False)

@@ -1,4 +1,4 @@
-"""commlib debug: a live job says which rank keeps it, in which call, and what that rank does instead."""
+"""commlib debug: a live job, also on several hosts, says which rank keeps it, in which call, and what that one does."""
 
 import json
 import os
@@ -25,10 +25,11 @@ from commlib.debug.stacks import ask
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.tools.cli.debug import debug
-from commlib.tools.debug import page
+from commlib.tools.debug import host, page
 from commlib.tools.debug.flight import flights
 from commlib.tools.debug.host import starting_here
 from commlib.tools.testing import Handle, Ranks
+from tests import hosts
 
 ROOT = Path(__file__).parents[2]
 QUICK_S = 0.05  # a wait that counts here
@@ -231,9 +232,7 @@ def test_a_rank_that_waits_in_init_is_shown() -> None:
     assert starting_here(os.getpid()) == []
 
 
-def test_a_wait_in_init_is_logged_after_ten_seconds_and_each_time_that_it_has_doubled(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_in_init_is_logged_after_ten_seconds_and_each_time_that_it_has_doubled(monkeypatch, caplog) -> None:
     now, due = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "monotonic_ns", lambda: int(now[0] * 1e9))
@@ -258,3 +257,20 @@ def test_without_a_job_the_command_says_why(monkeypatch: pytest.MonkeyPatch) -> 
     assert f"neither process {other.pid} nor a process below it has a communicator, or waits" in shown.output
     assert f"process {other.pid} belongs to another user (number {os.getuid()})" in foreign.output
     assert f"there is no process {other.pid}" in CliRunner().invoke(debug, [str(other.pid)]).output
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_ranks_elsewhere_are_named(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ranks(4, create=hosts.create, hosts="aabb", backend="torch", timeout_s=LONG_S) as ranks:
+        monkeypatch.setattr(host, "processes", lambda wanted=None: iter(ranks.pids[:2]))
+        here = look(ranks.pids[:2])
+        assert [one.elsewhere for one in here.ranks.values()] == [False, False, True, True]
+        handle = ranks.start(stay_away, LONG_S, rank)
+        time.sleep(1.5)
+        shown = CliRunner().invoke(debug, [str(ranks.pids[0])], standalone_mode=False)
+        text = " ".join(shown.output.split())
+        assert shown.return_value == 3
+        assert "2 of 4 ranks here" in text
+        assert "what ranks 2 and 3 do is not known here; run commlib debug on their hosts" in text
+        assert ("rank 1 has not made all_reduce #2" in text) == (rank == 1)
+        come(ranks, handle, rank)

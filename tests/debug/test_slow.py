@@ -100,17 +100,36 @@ def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pyte
     assert ("until the job ended\n" if slow else "the job ended meanwhile") in shown.output
 
 
-def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(live: Ranks, tmp_path: Path) -> None:
+def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in_by_the_command_too(live, tmp_path) -> None:
+    number = str(live.pids[0])
+    options = [
+        number,
+        "--slow",
+        "--time",
+        str(WATCH_S),
+        "--json",
+        "-o",
+        str(tmp_path / "slow.md"),
+        "--dump",
+        str(tmp_path),
+    ]
     with Working(live, tmp_path / "go", late=1) as working:
         watched, slow = working.slowness()
         (late,) = slow.late
         text, *_ = sentences(working.records, watched.job, slow)
+        printed = CliRunner().invoke(debug, options, standalone_mode=False)
     assert late.rank == 1
     assert text.startswith("rank 1 is late: the others wait for it ")
     assert f"then process {live.pids[1]} is in test_slow.py:" in text
     assert "in nap" in text
     assert late.program > max(one.program for one in slow.ranks if one is not late)
     assert max(one.waits for one in slow.ranks) > 0.1
+    assert "rank 1 is late" in (tmp_path / "slow.md").read_text(encoding="utf-8")
+    data = json.loads(printed.output)
+    (job,) = data["jobs"]
+    assert printed.return_value == 3
+    assert (data["schema"], [late["rank"] for late in job["late"]]) == ("commlib.debug.slow", [1])
+    assert {path.name for path in (tmp_path / number / "flight").iterdir()} == {"rank_0", "rank_1", "rank_2"}
 
 
 @pytest.mark.parametrize("count", [8, LARGE])
@@ -120,20 +139,6 @@ def test_even_traffic_has_no_late_rank(live: Ranks, tmp_path: Path, count: int) 
     assert any(slow.late == [] for slow in looks)  # on few cores one may be, for a while
     for one in looks[0].ranks:
         assert one.program + one.moves + one.waits == pytest.approx(1)
-
-
-def test_the_command_shows_it_as_text_and_as_data(live: Ranks, tmp_path: Path) -> None:
-    number = str(live.pids[0])
-    with Working(live, tmp_path / "go", late=0):
-        options = [number, "--slow", "--time", str(WATCH_S)]
-        shown = CliRunner().invoke(debug, options, standalone_mode=False)
-        printed = CliRunner().invoke(debug, [*options, "--json", "--dump", str(tmp_path)], standalone_mode=False)
-    assert shown.return_value == 3
-    assert "rank 0 is late" in shown.output
-    data = json.loads(printed.output)
-    (job,) = data["jobs"]
-    assert (data["schema"], [late["rank"] for late in job["late"]]) == ("commlib.debug.slow", [0])
-    assert {path.name for path in (tmp_path / number / "flight").iterdir()} == {"rank_0", "rank_1", "rank_2"}
 
 
 def leave_out_a_call(comm: Communicator) -> None:

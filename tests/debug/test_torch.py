@@ -18,6 +18,7 @@ from commlib.debug.record import records_of
 from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
 from tests.debug.test_debug import LONG_S, stay_away, wait_for
+from tests.on_ranks import on_ranks
 
 Call = Callable[[Communicator], None]
 
@@ -29,7 +30,8 @@ def live() -> Iterator[Ranks]:
         yield ranks
 
 
-def make_calls(comm: Communicator) -> tuple[list[str], list[bool], list[str]]:
+@on_ranks(fixture="three")
+def test_calls_are_recorded_with_what_ranks_must_agree_on(comm: Communicator) -> None:
     x, many = torch.ones(30_000), torch.ones(90_000)
     comm.all_reduce(x, "max")
     comm.broadcast(x[:5].to(torch.bfloat16), 2)
@@ -45,24 +47,16 @@ def make_calls(comm: Communicator) -> tuple[list[str], list[bool], list[str]]:
     assert (slot.backend, slot.entered, slot.finished, slot.waits) == ("torch", 5, 5, ())
     messages = [f"{call.details}, #{call.stream}, {call.root} {call.sends}" for call in slot.messages.values()]
     made = [slot.calls[number] for number in sorted(slot.calls)]
-    return [str(call) for call in made], [bool(call.finished_ns) for call in made], messages
-
-
-def test_calls_are_recorded_with_what_ranks_must_agree_on(three: Ranks) -> None:
-    first, second, third = three.run(make_calls)
-    assert first[0] == [
+    assert [str(call) for call in made] == [
         "all_reduce #1 (float32, 30000 elements, max)",
         "broadcast #2 (bfloat16, 5 elements, root 2)",
         "all_gather #3 (float32, 30000 elements)",
         "all_reduce #4 (float32, 1 element, sum)",
         "barrier #5",
     ]
-    assert first[1] == [True, False, True, False, False]  # large ones are timed
-    assert (first[2], second[2], third[2]) == (
-        ["float32, 5 elements, #1, 1 False"],
-        ["float32, 5 elements, #1, 0 True"],
-        [],
-    )
+    assert [bool(call.finished_ns) for call in made] == [True, False, True, False, False]  # large ones are timed
+    of_ranks = ["float32, 5 elements, #1, 1 False"], ["float32, 5 elements, #1, 0 True"], []
+    assert messages == of_ranks[comm.rank]
 
 
 def differ(comm: Communicator) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from commlib.communicator import Communicator
 from commlib.engines.custom_all_reduce import CustomAllReduce
 from commlib.tools.testing import Ranks
+from tests.on_ranks import on_ranks
 
 WORLD = 2
 
@@ -32,7 +33,8 @@ def calls() -> CustomAllReduce:
     return CustomAllReduce(dist.group.WORLD, "cpu", name="test")
 
 
-def sums(comm: Communicator) -> None:
+@on_ranks(fixture="ranks")
+def test_sums_are_right_and_out_of_place(comm: Communicator) -> None:
     engine = calls()
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64):
         for shape in ((1,), (3, 5), (7, 4096)):
@@ -46,11 +48,8 @@ def sums(comm: Communicator) -> None:
     assert engine.disabled and not engine.should_custom_ar(x) and engine.custom_all_reduce(x) is None
 
 
-def test_sums_are_right_and_out_of_place(ranks: Ranks) -> None:
-    ranks.run(sums)
-
-
-def rows(comm: Communicator) -> None:
+@on_ranks(fixture="ranks")
+def test_rows_are_gathered_and_scattered_along_the_first_dimension(comm: Communicator) -> None:
     engine = calls()
     x = torch.arange(12.0).view(4, 3) + 100 * comm.rank
     whole, part = engine.custom_all_gather(x), engine.custom_reduce_scatter(x)
@@ -61,11 +60,8 @@ def rows(comm: Communicator) -> None:
     engine.close()
 
 
-def test_rows_are_gathered_and_scattered_along_the_first_dimension(ranks: Ranks) -> None:
-    ranks.run(rows)
-
-
-def norms(comm: Communicator) -> None:
+@on_ranks(fixture="ranks")
+def test_norms_are_fused_and_leave_their_inputs(comm: Communicator) -> None:
     engine = calls()
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(5, 64, generator=torch.Generator().manual_seed(comm.rank)).to(dtype)
@@ -84,11 +80,8 @@ def norms(comm: Communicator) -> None:
     engine.close()
 
 
-def test_norms_are_fused_and_leave_their_inputs(ranks: Ranks) -> None:
-    ranks.run(norms)
-
-
-def not_served(comm: Communicator) -> None:
+@on_ranks(fixture="ranks")
+def test_what_is_not_served_is_left_to_the_engine(comm: Communicator) -> None:
     engine = calls()
     for x in (torch.ones(4, 6)[:, ::2], torch.ones(4, dtype=torch.bool), torch.ones(4, device="meta")):
         assert not engine.should_custom_ar(x) and engine.custom_all_reduce(x) is None
@@ -99,18 +92,11 @@ def not_served(comm: Communicator) -> None:
     engine.close()
 
 
-def test_what_is_not_served_is_left_to_the_engine(ranks: Ranks) -> None:
-    ranks.run(not_served)
-
-
-def alone(comm: Communicator) -> None:
+@on_ranks(fixture="ranks")
+def test_a_group_of_one_rank_needs_no_calls(comm: Communicator) -> None:
     groups = [dist.new_group([rank]) for rank in range(WORLD)]
     engine = CustomAllReduce(groups[comm.rank], "cpu")
     assert engine.disabled and engine.custom_all_reduce(torch.ones(2)) is None
-
-
-def test_a_group_of_one_rank_needs_no_calls(ranks: Ranks) -> None:
-    ranks.run(alone)
 
 
 def counted(comm: Communicator, path: str) -> None:
@@ -133,11 +119,8 @@ def test_the_log_counts_calls(ranks: Ranks, tmp_path: Path) -> None:
     assert "test: 5 of 10 all_reduce calls on commlib" in text
 
 
-def elsewhere(comm: Communicator) -> bool:
+@on_ranks(fixture="ranks")
+def test_ranks_of_several_hosts_stay_on_the_engine_s_path(comm: Communicator) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMMLIB_HOST", f"host{comm.rank}")
         return calls().disabled
-
-
-def test_ranks_of_several_hosts_stay_on_the_engine_s_path(ranks: Ranks) -> None:
-    assert ranks.run(elsewhere) == [True] * WORLD

@@ -36,9 +36,7 @@ def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("engines", ["vlm", "vllm"])  # misspelt; a vLLM that lacks what we replace, here altogether
-def test_a_server_starts_whatever_goes_wrong_and_is_warned(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engines: str
-) -> None:
+def test_a_server_starts_whatever_goes_wrong_and_is_warned(monkeypatch, caplog, engines) -> None:
     monkeypatch.setenv("COMMLIB_ENGINES", engines)
     monkeypatch.setitem(sys.modules, "vllm", None)
     entry_points_of_engines.vllm()
@@ -50,9 +48,7 @@ def test_a_server_starts_whatever_goes_wrong_and_is_warned(
     assert caplog.text.count("it lacks a part") == 3
 
 
-def test_all_reduces_are_taken_from_a_vllm_whose_passes_cannot_be_imported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_reduces_are_taken_from_a_vllm_whose_passes_cannot_be_imported(monkeypatch, caplog) -> None:
     names = ("vllm", "vllm.platforms", "vllm.envs", "vllm.distributed", "vllm.distributed.device_communicators")
     modules = {name: ModuleType(name) for name in names}
     own = SimpleNamespace(CustomAllreduce=object)

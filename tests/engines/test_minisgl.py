@@ -11,7 +11,7 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.engines import minisgl
-from commlib.tools.testing import Ranks
+from tests.on_ranks import on_ranks
 
 CHECKOUT = os.environ.get("MINISGL", "")
 needs_checkout = pytest.mark.skipif(not CHECKOUT, reason="MINISGL names no checkout of mini-sglang")
@@ -50,7 +50,8 @@ def test_compare_counts_equal_tokens_and_refuses_others() -> None:
         minisgl.fast_compare_key(a.float(), b.float())
 
 
-def in_place(comm: Communicator) -> None:
+@on_ranks()
+def test_the_communicator_reduces_in_place(comm: Communicator) -> None:
     made = minisgl.Communicator.__new__(minisgl.Communicator)
     made.comm = comm
     x, whole = torch.full((6,), comm.rank + 1.0), torch.empty(6 * comm.size)
@@ -60,10 +61,6 @@ def in_place(comm: Communicator) -> None:
     assert x.eq(comm.size * (comm.size + 1) / 2).all()
     with pytest.raises(NotImplementedError, match="no buffer"):
         made.get_buffer()
-
-
-def test_the_communicator_reduces_in_place(shm_ranks: Ranks) -> None:
-    shm_ranks.run(in_place)
 
 
 @needs_checkout

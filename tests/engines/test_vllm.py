@@ -1,6 +1,5 @@
 """vLLM on commlib, where vLLM is installed (`make test-engines`): the same tokens, and a fused norm in its graphs."""
 
-import json
 import operator
 import os
 import subprocess
@@ -15,26 +14,6 @@ from tests.engines import vllm_model
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-engines")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
-
-
-def generate(folder: Path, ranks: int, engines: str) -> tuple[list[list[int]], str]:
-    command = [sys.executable, vllm_model.__file__, str(folder), str(ranks)]
-    done = subprocess.run(
-        command, env=os.environ | vllm_model.variables(ranks, engines), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("tokens "))
-    return json.loads(line.removeprefix("tokens ")), done.stdout + done.stderr
-
-
-def test_two_ranks_generate_the_same_tokens_with_and_without_commlib(tmp_path: Path) -> None:
-    vllm_model.write_model(tmp_path)
-    plain, text = generate(tmp_path, 2, "")
-    assert "on commlib" not in text
-    ours, text = generate(tmp_path, 2, "vllm")
-    assert ours == plain
-    assert "vLLM tp:0: 2 ranks on commlib, backend shm" in text
-    assert "10 of 10 all_reduce calls on commlib" in text
 
 
 def test_its_calls_of_tensor_parallelism_give_what_its_own_tests_ask_for() -> None:

@@ -89,15 +89,6 @@ def answers(server: Server) -> list[Any]:
         return list(pool.map(lambda prompt: server.tokens(prompt, 16), vllm_model.PROMPTS))
 
 
-def test_one_rank_answers_with_the_same_tokens(tmp_path: Path) -> None:
-    results = []
-    for engines in ("", "vllm"):
-        with served(tmp_path / f"of{engines}", 1, engines) as server:
-            results.append(answers(server))
-            assert "on commlib" not in server.text()
-    assert results[0] == results[1]
-
-
 def test_two_ranks_answer_with_the_same_tokens_and_a_worker_that_stops_or_dies_is_named(tmp_path: Path) -> None:
     with served(tmp_path / "plain", 2, "") as server:
         plain = answers(server)

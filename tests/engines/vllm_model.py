@@ -1,9 +1,7 @@
-"""A two-layer Llama of random weights in a folder, and a program that generates with it: vllm_model.py FOLDER RANKS."""
+"""A two-layer Llama of random weights in a folder, and the environment of vLLM."""
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -22,13 +20,6 @@ CONFIG = {
     "eos_token_id": 1,
 }
 PROMPTS = [[5, 7, 11, 13], [2, 3], list(range(100, 140))]
-OPTIONS: dict[str, Any] = {
-    "load_format": "dummy",
-    "skip_tokenizer_init": True,
-    "enforce_eager": True,
-    "max_model_len": 128,
-    "seed": 7,
-}
 
 
 def write_model(folder: Path) -> None:
@@ -43,16 +34,3 @@ def variables(ranks: int, engines: str) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(["0", "1"][:ranks]),
     }
-
-
-def main(folder: str, ranks: str) -> None:
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(folder, tensor_parallel_size=int(ranks), **OPTIONS)
-    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
-    results = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], greedy, use_tqdm=False)
-    print("tokens", json.dumps([list(result.outputs[0].token_ids) for result in results]))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -26,10 +26,6 @@ def exception(comm):
     raise RuntimeError("a bug")
 
 
-def system_exit(comm):
-    sys.exit(3)
-
-
 def sigterm(comm):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(DEADLINE_S)
@@ -61,20 +57,10 @@ def daemon_in_a_collective(comm):
     in_a_daemon(lambda: comm.all_reduce(torch.zeros(SMALL)))
 
 
-def daemon_and_exception(comm):
-    in_a_daemon(lambda: comm.all_reduce(torch.zeros(LARGE)))
-    raise RuntimeError("a bug")
-
-
 def pending_recv_and_exception(comm):
     comm.recv(torch.zeros(SMALL), 1, async_op=True)
     time.sleep(0.2)
     raise RuntimeError("a bug")
-
-
-def pending_collectives(comm):
-    for _ in range(3):
-        comm.all_reduce(torch.zeros(SMALL), async_op=True)
 
 
 def forked_child(comm):

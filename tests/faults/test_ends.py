@@ -14,23 +14,17 @@ NOTICE_S = 40.0  # the deadline of the calls is 60 s
 
 CODES = {
     "exception": 1,
-    "system_exit": 3,
     "sigterm": -15,
     "sigint": -2,
     "os_exit": 5,
     "daemon_in_a_small_call": 0,
     "daemon_in_a_large_call": 0,
     "daemon_in_a_collective": 0,
-    "daemon_and_exception": 1,
     "pending_recv_and_exception": 1,
-    "pending_collectives": 0,
     "forked_child": 7,
 }
 
 
-# What others of these prove, too, waits for `make test-all`: an interpreter's end takes a second.
-LATER = ("system_exit", "daemon_in_a_collective", "daemon_and_exception", "pending_collectives")
-SOON = tuple(way for way in CODES if way not in LATER)
 OF_TORCH = ("exception", "daemon_in_a_collective", "pending_recv_and_exception", "forked_child")
 
 
@@ -47,15 +41,10 @@ def ends(backend: str, ways: tuple[str, ...], *marks: pytest.MarkDecorator) -> l
     return [pytest.param(backend, ways, way, id=f"{backend}-{way}", marks=marks) for way in ways]
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
-    ("backend", "ways", "way"), ends("shm", SOON) + ends("shm", LATER, SLOW) + ends("torch", OF_TORCH, SLOW)
+    ("backend", "ways", "way"), ends("shm", tuple(CODES)) + ends("torch", OF_TORCH, pytest.mark.slow)
 )
-def test_a_process_ends_with_its_own_code_and_its_peer_hears_of_it_at_once(
-    backend: str, ways: tuple[str, ...], way: str
-) -> None:
+def test_a_process_ends_with_its_own_code_and_its_peer_hears_of_it_at_once(backend, ways, way) -> None:
     codes, said = ends_of(backend, ways)[way]
     assert codes == [CODES[way], 0], said
     assert "terminate called" not in said[0]

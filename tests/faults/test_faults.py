@@ -20,6 +20,7 @@ from commlib.counts import ranks_text
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks
+from tests.on_ranks import on_ranks
 
 NOTICE_S = 2.0
 ARENA_BYTES = 1 << 20
@@ -162,21 +163,6 @@ def close_and_init_again(comm: Communicator) -> str:
     return f"{first.typename}, closed in {spent < 0.5}, then: {then.value}"
 
 
-def wait_for_interrupt(comm: Communicator) -> float:
-    """Rank 0 waits for ranks that never come; Ctrl-C must answer."""
-    if comm.rank != 0:
-        time.sleep(0.8)
-        with pytest.raises(CommError, match="interrupted"):
-            comm.all_reduce(torch.ones(1))
-        return 0.0
-    sent = time.monotonic() + 0.3
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with pytest.raises(KeyboardInterrupt):
-        comm.all_reduce(torch.ones(1))
-    return time.monotonic() - sent
-
-
 def leave(comm: Communicator, who: int) -> str:
     if comm.rank == who:
         comm.close()
@@ -279,18 +265,6 @@ def test_a_disagreement_is_an_error_on_all_ranks_also_unchecked(mortal: Ranks, h
     assert all(answer.startswith("CommError: ranks disagree: rank ") for answer in answers), answers
 
 
-def take_roots(comm: Communicator, name: str, roots: list[int]) -> str:
-    """Call a collective with another root on each rank, then one that reads all."""
-    x = torch.ones(4)
-    with pytest.raises(CommError) as raised:
-        if name == "scatter":
-            comm.scatter(torch.ones(4 * comm.size), roots[comm.rank], out=x)
-        else:
-            getattr(comm, name)(x, roots[comm.rank])
-        comm.all_reduce(x)
-    return str(raised.value)
-
-
 ALL_ROOTS, NO_ROOT = [0, 1, 2], [1, 2, 0]
 
 
@@ -299,30 +273,42 @@ ALL_ROOTS, NO_ROOT = [0, 1, 2], [1, 2, 0]
     [("broadcast", ALL_ROOTS), ("scatter", ALL_ROOTS), ("reduce", NO_ROOT)],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_roots_that_differ_are_named_by_the_next_call_where_no_rank_reads_another(
-    mortal: Ranks, name: str, roots: list[int]
-) -> None:
-    (said,) = set(mortal.run(take_roots, name, roots))
+@on_ranks(fixture="mortal")
+def test_roots_that_differ_are_named_by_the_next_call_where_no_rank_reads_another(comm, name, roots) -> None:
+    x = torch.ones(4)
     calls = ", ".join(rf"rank {rank} called {name} #1 \([^)]*root {root}\)" for rank, root in enumerate(roots))
-    assert re.match(f"ranks disagree: {calls}, which shows in all_reduce #2", said)
+    with pytest.raises(CommError, match=f"^ranks disagree: {calls}, which shows in all_reduce #2"):
+        if name == "scatter":
+            comm.scatter(torch.ones(4 * comm.size), roots[comm.rank], out=x)
+        else:
+            getattr(comm, name)(x, roots[comm.rank])
+        comm.all_reduce(x)
 
 
-def come_one_by_one(comm: Communicator) -> str:
+@on_ranks(fixture="mortal")
+def test_of_ranks_that_disagree_the_error_names_who_is_alone(comm: Communicator) -> None:
     comm.barrier()
     time.sleep(0.02 * comm.rank)  # the last one comes when the first two have found that they differ
-    with pytest.raises(CommError) as raised:
+    with pytest.raises(
+        CommError, match=r"^ranks disagree: rank 1 called all_reduce #2 .* 5 el.*, ranks 0 and 2 .* 4 el"
+    ):
         comm.all_reduce(torch.ones(4 + (comm.rank == 1)))
-    return str(raised.value)
 
 
-def test_of_ranks_that_disagree_the_error_names_who_is_alone(mortal: Ranks) -> None:
-    (said,) = set(mortal.run(come_one_by_one))
-    assert re.match(r"ranks disagree: rank 1 called all_reduce #2 .* 5 el.*, ranks 0 and 2 called .* 4 el", said)
-
-
-def test_ctrl_c_answers_within_half_a_second_and_the_others_hear_of_it(mortal: Ranks) -> None:
-    answers = mortal.run(wait_for_interrupt)
-    assert 0 <= answers[0] < 0.5
+@on_ranks(fixture="mortal")
+def test_ctrl_c_answers_within_half_a_second_and_the_others_hear_of_it(comm: Communicator) -> None:
+    """Rank 0 waits for ranks that never come; Ctrl-C must answer."""
+    if comm.rank != 0:
+        time.sleep(0.8)
+        with pytest.raises(CommError, match="interrupted"):
+            comm.all_reduce(torch.ones(1))
+        return
+    sent = time.monotonic() + 0.3
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        comm.all_reduce(torch.ones(1))
+    assert 0 <= time.monotonic() - sent < 0.5
 
 
 def test_after_an_error_close_returns_and_says_what_to_do(mortal: Ranks) -> None:
@@ -350,19 +336,8 @@ def segments() -> int:
     return sum("memfd:commlib" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def make_and_close(comm: Communicator, times: int) -> tuple[int, int]:
-    """Split, use and close; count what is left afterwards."""
-    for _ in range(3):
-        once(comm)
-    files, maps = open_files(), segments()
-    for _ in range(times):
-        once(comm)
-    return open_files() - files, segments() - maps
-
-
 def once(comm: Communicator) -> None:
     made = comm.split(0)
-    assert made is not None
     made.all_reduce(torch.ones(5))
     kept = made.empty(100)
     made.close()
@@ -374,7 +349,12 @@ def names() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if not name.startswith("mpich_shm_")}  # noqa: PTH208 - names only
 
 
-def test_fifty_times_init_and_close_leaves_nothing(shm_ranks: Ranks) -> None:
-    before = names()
-    assert shm_ranks.run(make_and_close, 50, world=2) == [(0, 0), (0, 0)]
-    assert names() <= before
+@on_ranks(2)
+def test_fifty_times_init_and_close_leaves_nothing(comm: Communicator) -> None:
+    for _ in range(3):
+        once(comm)
+    before = open_files(), segments(), names()
+    for _ in range(50):
+        once(comm)
+    assert (open_files(), segments()) == before[:2]
+    assert names() <= before[2]

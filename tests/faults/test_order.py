@@ -11,6 +11,8 @@ import torch
 from commlib.communicator import Communicator
 from commlib.errors import Closed, CommError
 from commlib.tools.testing import Ranks
+from tests.errors_and_logs import message_of
+from tests.on_ranks import on_ranks
 
 
 @pytest.fixture(params=["shm_ranks", pytest.param("torch_ranks", marks=pytest.mark.slow)])
@@ -18,51 +20,12 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
     return request.getfixturevalue(request.param)
 
 
-def message_after_a_collective(comm: Communicator, later: bool) -> float:
-    """Rank 0 reduces asynchronously and sends at once: the message is of what was reduced."""
-    x = torch.full((200_000,), comm.rank + 1.0)
-    if comm.rank == 1:
-        time.sleep(0.2)
-    work = comm.all_reduce(x, async_op=True)
-    if comm.rank == 0:
-        sent = comm.send(x, 1, async_op=later)
-        if sent is not None:
-            sent.wait()
-    if comm.rank == 1:
-        comm.recv(x, 0)
-    work.wait()
-    return float(x[-1])
-
-
-def send_beside_a_pending_recv(comm: Communicator) -> list[float]:
-    """Neither a message nor a collective waits for a receive whose message comes last."""
-    box = torch.zeros(3)
-    pending = comm.recv(box, 1 - comm.rank, async_op=True)
-    total = comm.all_reduce(torch.ones(1))
-    comm.send(torch.full((3,), comm.rank + 5.0), 1 - comm.rank)
-    pending.wait()
-    return [float(total), *box.tolist()]
-
-
-def split_that_fails_on_one(comm: Communicator) -> str:
-    """Rank 1 cannot make its half: the others of its color hear why, the rest has its own, and the parent goes on."""
-    if comm.rank == 1:
-        comm.plan = comm.plan.overridden({"all_reduce": "shm_oneshot"})
-    try:
-        made = comm.split(comm.rank // 2)
-        assert made is not None
-        made.close()
-        said = "made"
-    except CommError as error:
-        said = str(error)
-    return f"{said}; {float(comm.all_reduce(torch.ones(1)))}"
-
-
-def close_with_open_calls(comm: Communicator) -> list[str]:
+@on_ranks(fixture="pair")
+def test_calls_that_are_open_at_close_end_with_closed(comm: Communicator) -> None:
     """Close while one call is under way and others queue behind it: each of them ends, and says that it was closed."""
     if comm.rank == 1:
         time.sleep(1.0)  # rank 0 closes first
-        return []
+        return
     works = [comm.recv(torch.zeros(1), 1, async_op=True) for _ in range(3)]
     futures = [work.get_future() for work in works]
     time.sleep(0.1)
@@ -76,21 +39,21 @@ def close_with_open_calls(comm: Communicator) -> list[str]:
             ends.append(type(error).__name__)
     with pytest.raises(Closed):
         comm.all_reduce(torch.ones(1), async_op=True)
-    return ends
+    assert ends == ["Closed"] * 6
 
 
-def close_beside_another(comm: Communicator) -> str:
+@on_ranks(fixture="pair")
+def test_close_waits_for_no_call_of_its_own_and_stops_no_other_communicator(comm: Communicator) -> None:
     """Rank 0 closes a part while its call is under way, then sends what rank 1 waits for before that call."""
     part = comm.split(0)
-    assert part is not None
     if comm.rank == 1:
         comm.recv(torch.zeros(3), 0)
-        return "received"
+        return
     work = part.all_reduce(torch.ones(1000), async_op=True)
     time.sleep(0.1)  # for it to be under way
     part.close()
     comm.send(torch.zeros(3), 1)
-    return type(work.exception()).__name__
+    assert type(work.exception()) is Closed
 
 
 class Unsaid(Exception):
@@ -127,28 +90,46 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_a_message_comes_after_the_asynchronous_collectives_before_it(ranks: Ranks, later: bool) -> None:
-    assert ranks.run(message_after_a_collective, later, world=2) == [3.0, 3.0]
+@on_ranks(2, "ranks")
+def test_a_message_comes_after_the_asynchronous_collectives_before_it(comm: Communicator, later: bool) -> None:
+    """Rank 0 reduces asynchronously and sends at once: the message is of what was reduced."""
+    x = torch.full((200_000,), comm.rank + 1.0)
+    if comm.rank == 1:
+        time.sleep(0.2)
+    work = comm.all_reduce(x, async_op=True)
+    if comm.rank == 0:
+        sent = comm.send(x, 1, async_op=later)
+        if sent is not None:
+            sent.wait()
+    if comm.rank == 1:
+        comm.recv(x, 0)
+    work.wait()
+    assert float(x[-1]) == 3.0
 
 
-def test_nothing_waits_for_a_receive_that_is_pending(ranks: Ranks) -> None:
-    assert ranks.run(send_beside_a_pending_recv, world=2) == [[2.0] + [6.0] * 3, [2.0] + [5.0] * 3]
+@on_ranks(2, "ranks")
+def test_nothing_waits_for_a_receive_that_is_pending(comm: Communicator) -> None:
+    """Neither a message nor a collective waits for a receive whose message comes last."""
+    box = torch.zeros(3)
+    pending = comm.recv(box, 1 - comm.rank, async_op=True)
+    total = comm.all_reduce(torch.ones(1))
+    comm.send(torch.full((3,), comm.rank + 5.0), 1 - comm.rank)
+    pending.wait()
+    assert [float(total), *box.tolist()] == [2.0] + [6.0 - comm.rank] * 3
 
 
-def test_a_split_that_fails_on_one_rank_fails_on_its_color_alone() -> None:
-    with Ranks(4, backend="shm", timeout_s=20.0, max_bytes=1 << 16) as ranks:
-        answers = ranks.run(split_that_fails_on_one)
-    assert all("ranks were given different plans" in answer for answer in answers[:2]), answers
-    assert answers[2:] == ["made; 4.0"] * 2
-    assert all(answer.endswith("; 4.0") for answer in answers)
-
-
-def test_calls_that_are_open_at_close_end_with_closed(pair: Ranks) -> None:
-    assert pair.run(close_with_open_calls)[0] == ["Closed"] * 6
-
-
-def test_close_waits_for_no_call_of_its_own_and_stops_no_other_communicator(pair: Ranks) -> None:
-    assert pair.run(close_beside_another) == ["Closed", "received"]
+@on_ranks()
+def test_a_split_that_fails_on_one_rank_fails_on_its_color_alone(comm: Communicator) -> None:
+    """Rank 1 cannot make its half: the others of its color hear why, the rest has its own, and the parent goes on."""
+    usual = comm.plan
+    if comm.rank == 1:
+        comm.plan = usual.overridden({"all_reduce": "shm_oneshot"})
+    if comm.rank < 2:
+        assert "ranks were given different plans" in message_of(lambda: comm.split(0))
+    else:
+        comm.split(1).close()
+    comm.plan = usual
+    assert float(comm.all_reduce(torch.ones(1))) == 4.0
 
 
 @pytest.mark.parametrize("how", ["long", "shifted", "surrogate", "unsaid"])
@@ -160,17 +141,13 @@ def test_the_peers_of_a_block_that_fails_are_told_whatever_its_error_says(how: s
     assert "\N{REPLACEMENT CHARACTER}" not in heard  # what is too long is cut between two characters
 
 
-def later_on_a_split(comm: Communicator) -> list[float]:
+@on_ranks(2, "ranks")
+def test_an_asynchronous_call_keeps_its_communicator(comm: Communicator) -> None:
     part = comm.split(0)
-    assert part is not None
     time.sleep(0.2 * comm.rank)
     x, peer = torch.tensor([comm.rank + 1.0]), 1 - comm.rank
     works: list[Any] = [part.send(torch.ones(1), peer, async_op=True), part.all_reduce(x, async_op=True)]
     works.append(part.recv(torch.empty(1), peer, async_op=True))
     del part
     gc.collect()
-    return [float(work.result()) for work in works]
-
-
-def test_an_asynchronous_call_keeps_its_communicator(ranks: Ranks) -> None:
-    assert ranks.run(later_on_a_split, world=2) == [[1.0, 3.0, 1.0]] * 2
+    assert [float(work.result()) for work in works] == [1.0, 3.0, 1.0]

@@ -88,9 +88,7 @@ def test_the_example_gives_the_bits_of_commlibs_own(with_example: Run) -> None:
 
 
 @pytest.mark.parametrize("compiler", ["cute", "tilelang"])
-def test_the_example_of_another_compiler_is_an_algorithm_that_only_sums_bfloat16(
-    with_example: Run, compiler: str
-) -> None:
+def test_the_example_of_another_compiler_is_an_algorithm_that_only_sums_bfloat16(with_example, compiler) -> None:
     name, plugin = f"nccl_{compiler}_oneshot", EXAMPLE.with_name(f"{compiler}_oneshot.py")
     explain = ("-m", "commlib", "plan", "explain", "all_reduce", "--backend", "nccl", "-d")
     for dtype, found in (
@@ -144,9 +142,7 @@ except (commlib.CommError, ValueError) as error:
     ],
     ids=("no function", "no compiler", "a function that raises"),
 )
-def test_what_is_no_function_or_raises_is_an_error_of_all_ranks(
-    with_example: Run, tmp_path: Path, body: str, said: str
-) -> None:
+def test_what_is_no_function_or_raises_is_an_error_of_all_ranks(with_example, tmp_path, body, said) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(ROW.format(op="all_reduce", body=body))
     assert failures(with_example, plugin).count(said) == 2

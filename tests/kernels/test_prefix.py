@@ -79,12 +79,6 @@ def test_any_two_forms_compare(widths):
         assert prefix_match(first(a), second(b)) == 3
 
 
-def test_a_view_may_start_anywhere():
-    whole = torch.arange(300)
-    for start in range(0, 40, 3):
-        assert prefix_match(whole[start:], whole[start:].clone()) == 300 - start
-
-
 def test_many_keys_are_compared_with_one_query():
     query, other = np.arange(100), np.arange(100)
     other[70] = 0
@@ -99,9 +93,6 @@ IDS = np.arange(3)
 BAD = {
     "a set": (lambda: prefix_match({1}, IDS), TypeError, "a is of type set, but must be a list of int, or a one-dim"),
     "floats": (lambda: prefix_match(IDS, np.zeros(3)), ValueError, "b holds elements of format 'd'"),
-    "bool tensor": (lambda: prefix_match(torch.ones(3) > 0, IDS), ValueError, "a is neither int32 nor int64"),
-    "two dimensions": (lambda: prefix_match(IDS, np.zeros((1, 3), int)), ValueError, "b has 2 dimensions"),
-    "strides": (lambda: prefix_match(IDS, torch.arange(9)[::3]), ValueError, "b are 3 apart"),
     "page 0": (lambda: prefix_match(IDS, IDS, 0), ValueError, "page_size is 0, but a page has 1 token or more"),
     "page -1": (lambda: prefix_match(IDS, IDS, -1), ValueError, "page_size is -1"),
     "page 1.5": (lambda: prefix_match(IDS, IDS, 1.5), TypeError, "page_size is of type float"),

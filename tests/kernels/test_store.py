@@ -19,6 +19,7 @@ COPIED = (
     torch.float32,
     torch.int64,
     torch.float64,
+    torch.complex64,
 )
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}

@@ -13,6 +13,7 @@ from examples.llama import Draw, Engine, KVCache, Llama, LlamaConfig, extend_bat
 from examples.llama.scheduler import GREEDY
 from tests.llama import reference
 from tests.llama.reference import CONFIG, SOURCE, model_of
+from tests.on_ranks import on_ranks
 from tests.pairs import pairwise as pairwise_of
 from tests.programs import huggingface
 from tests.programs.launched import launched, needs
@@ -127,16 +128,13 @@ def test_drawn_tokens_are_the_same_on_any_ranks_in_any_batch_and_with_or_without
     assert results[0] != expected_tokens()
 
 
-def stopped(comm, eos):
-    engine = Engine(model_of(comm, replace(CONFIG, eos=(eos,))), pages=24, page_size=4)
-    return [one.tokens for one in engine.generate(PROMPTS[:2], 6)]
-
-
-def test_a_token_that_ends_a_text_is_its_last(shm_ranks):
+@on_ranks(2)
+def test_a_token_that_ends_a_text_is_its_last(comm):
     eos = expected_tokens()[0][2]
     expected = [tokens[: tokens.index(eos) + 1] if eos in tokens else tokens for tokens in expected_tokens()[:2]]
     assert len(expected[0]) == 3
-    assert shm_ranks.run(stopped, eos, world=2) == [expected] * 2
+    engine = Engine(model_of(comm, replace(CONFIG, eos=(eos,))), pages=24, page_size=4)
+    assert [one.tokens for one in engine.generate(PROMPTS[:2], 6)] == expected
 
 
 # --- groups and errors ------------------------------------------------------------------------------------------------
@@ -157,7 +155,8 @@ def test_a_process_group_gives_the_communicator_that_the_model_runs_on(shm_ranks
         assert (used, tokens) == ("shm", expected_tokens())
 
 
-def refused(comm):
+@on_ranks(2)
+def test_wrong_prompts_are_refused_and_nothing_is_left_of_them_and_those_of_rank_0_count_on_all(comm):
     engine = Engine(model_of(comm, max_tokens=64), pages=24, page_size=4)
     table = torch.zeros(1, 20, dtype=torch.int32)
     for error, message, ask in (
@@ -173,11 +172,7 @@ def refused(comm):
     ):
         with pytest.raises(error, match=message):
             ask()
-    return [one.tokens for one in engine.generate(PROMPTS if comm.rank == 0 else [], 6)]
-
-
-def test_wrong_prompts_are_refused_and_nothing_is_left_of_them_and_those_of_rank_0_count_on_all(shm_ranks):
-    assert shm_ranks.run(refused, world=2) == [expected_tokens()] * 2
+    assert [one.tokens for one in engine.generate(PROMPTS if comm.rank == 0 else [], 6)] == expected_tokens()
 
 
 def test_a_config_that_is_not_served_is_refused():

@@ -111,9 +111,7 @@ def test_an_unfit_plan_is_ignored_with_a_warning_when_found_and_an_error_when_as
 
 
 @pytest.mark.parametrize("head", [{"fingerprint": {"backend": "nccl", "device": "Z80"}}, {}])
-def test_of_two_backends_a_plan_is_for_the_one_that_has_its_algorithms(
-    mine: Path, monkeypatch: Patch, head: Any
-) -> None:
+def test_of_two_backends_a_plan_is_for_the_one_that_has_its_algorithms(mine, monkeypatch, head) -> None:
     rule = {"op": "all_reduce", "ranges": [{"algorithm": "lsa_oneshot"}]}
     path = mine.with_name("of_gpus.json")
     path.write_text(json.dumps({**HEAD, **head, "rules": [rule]}))

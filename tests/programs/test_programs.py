@@ -26,18 +26,14 @@ def test_a_model_in_ddp_may_outlive_its_group(program_ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("world", "dtype", "tolerance"), [(2, None, 0.0), (2, torch.bfloat16, 0.0), (4, None, 1e-6)], ids=str
 )
-def test_fsdp_has_the_losses_of_gloo(
-    program_ranks: Ranks, world: int, dtype: torch.dtype | None, tolerance: float
-) -> None:
+def test_fsdp_has_the_losses_of_gloo(program_ranks, world, dtype, tolerance) -> None:
     ours, theirs = both(program_ranks, world, BOTH, parallel.fsdp, dtype)
     same(ours, theirs, tolerance)
     assert world > 2 or all(losses[-1] < losses[0] / 2 for losses in ours)
 
 
 @pytest.mark.parametrize(("world", "data_ranks"), [(2, 1), (4, 1), (4, 2)])
-def test_tensor_and_sequence_parallel_give_what_one_rank_does(
-    program_ranks: Ranks, world: int, data_ranks: int
-) -> None:
+def test_tensor_and_sequence_parallel_give_what_one_rank_does(program_ranks, world, data_ranks) -> None:
     for ours, expected in program_ranks.run(launched, parallel.tensor_parallel, OURS, data_ranks, world=world):
         same(ours, expected, 1e-5)
 
@@ -57,9 +53,7 @@ def test_a_checkpoint_of_two_ranks_is_loaded_by_four(program_ranks: Ranks, tmp_p
 
 @needs("transformers")
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_llama_in_tensor_parallel_has_the_logits_of_one_process(
-    program_ranks: Ranks, tmp_path: Path, world: int
-) -> None:
+def test_a_llama_in_tensor_parallel_has_the_logits_of_one_process(program_ranks, tmp_path, world) -> None:
     ((logits, generated),) = program_ranks.run(huggingface.llama_of_one, str(tmp_path), world=1)
     for ours in program_ranks.run(launched, huggingface.llama, OURS, str(tmp_path), world=world):
         same(ours[0], logits, 1e-5)

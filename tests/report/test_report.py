@@ -285,8 +285,9 @@ def test_a_file_has_documents_with_rows_and_a_line_for_each_and_right_values() -
         assert all(document["rows"] for document in documents), path
         assert text.count("\n   [") == sum(len(document["rows"]) for document in documents), path
         if documents[0]["schema"] == KIND.name:
-            tables = [BenchView(document, 120).table() for document in KIND.read_all(path)]
-            assert all("# Out of bounds values : 0 OK" in table for table in tables), path
+            views = [BenchView(document, 120) for document in KIND.read_all(path)]
+            assert all(view.render(form) for view in views for form in BenchView.forms), path
+            assert all("# Out of bounds values : 0 OK" in view.table() for view in views), path
 
 
 def readme_tables() -> list[list[str]]:

@@ -17,6 +17,7 @@ from commlib import torch_backend
 from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
 from commlib.torch_backend.group import CommlibGroup
+from tests.on_ranks import on_ranks
 from tests.torch_backend.cases import run_case
 
 OURS = {"cpu": "commlib", "cuda": "commlib"}
@@ -84,17 +85,19 @@ def ranks() -> Iterator[Ranks]:
         yield made
 
 
-def begin(comm: Communicator, path: str, backend: str) -> None:
-    timeout, store = timedelta(seconds=60), dist.FileStore(path, comm.size)
+def begin(comm: Communicator, folder: Path, backend: str) -> None:
+    timeout, store = timedelta(seconds=60), dist.FileStore(str(folder / "store"), comm.size)
     dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
 
 
-def trains_as_torchtitan_does(comm: Communicator, path: str, string: str) -> None:
+@pytest.mark.parametrize("string", ["{cpu}", "cuda:{cuda},cpu:gloo"])
+@on_ranks(fixture="ranks")
+def test_a_trainer_that_asks_torch_for_its_default_trains(comm: Communicator, tmp_path: Path, string: str) -> None:
     """torchtitan/distributed: init_distributed, ParallelDims.build_mesh, clip_grad_norm_, set_pg_timeouts."""
     from torch.distributed.fsdp import fully_shard  # here, as it takes a second
 
     with mock.patch.dict(dist.Backend.default_device_backend_map, OURS) as defaults:
-        begin(comm, path, string.format(**defaults))
+        begin(comm, tmp_path, string.format(**defaults))
         mesh = init_device_mesh("cpu", (1, comm.size), mesh_dim_names=("pp", "fsdp"), backend_override={"pp": "fake"})
     model = torch.nn.Linear(4, 4)
     fully_shard(model, mesh=mesh["fsdp"])
@@ -107,14 +110,15 @@ def trains_as_torchtitan_does(comm: Communicator, path: str, string: str) -> Non
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("string", ["{cpu}", "cuda:{cuda},cpu:gloo"])
-def test_a_trainer_that_asks_torch_for_its_default_trains(ranks: Ranks, tmp_path: Path, string: str) -> None:
-    ranks.run(trains_as_torchtitan_does, str(tmp_path / "store"), string)
+MIXTURES = [("commlib", "cuda"), ("cpu:gloo,cuda:commlib", "cuda"), ("cpu:commlib,cuda:nccl", "cpu")]
 
 
-def calls_and_splits(comm: Communicator, path: str, backend: str, kind: str) -> None:
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+@pytest.mark.parametrize(("backend", "kind"), MIXTURES)
+@on_ranks(fixture="ranks")
+def test_every_mixture_serves_its_calls_and_is_split(comm, tmp_path, backend, kind) -> None:
     """torch splits groups of GPUs only; here it takes this machine for one that has some."""
-    begin(comm, path, backend)
+    begin(comm, tmp_path, backend)
     for case in ("coalesced", "functional"):
         run_case(comm, case)
     dist.group.WORLD.bound_device_id = torch.device(kind, 0)
@@ -130,12 +134,3 @@ def calls_and_splits(comm: Communicator, path: str, backend: str, kind: str) -> 
         assert x.tolist() == [size] * 5
         assert dist.get_backend_config(group) == dist.get_backend_config()
     dist.destroy_process_group()
-
-
-MIXTURES = [("commlib", "cuda"), ("cpu:gloo,cuda:commlib", "cuda"), ("cpu:commlib,cuda:nccl", "cpu")]
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated.*")
-@pytest.mark.parametrize(("backend", "kind"), MIXTURES)
-def test_every_mixture_serves_its_calls_and_is_split(ranks: Ranks, tmp_path: Path, backend: str, kind: str) -> None:
-    ranks.run(calls_and_splits, str(tmp_path / "store"), backend, kind)

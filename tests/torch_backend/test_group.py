@@ -20,6 +20,7 @@ from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
 from commlib.torch_backend.engines import monitored_barrier
 from commlib.torch_backend.group import Options
+from tests.on_ranks import on_ranks
 from tests.torch_backend.cases import CASES, ON_CPUS, run_case
 from tests.torch_backend.mixtures import mix
 
@@ -51,28 +52,28 @@ def test_the_result_is_torchs(ranks: Ranks, name: str) -> None:
     ranks.run(run_case, name)
 
 
-def refuses(comm: Communicator) -> list[str]:
-    said = []
-    for call in (
-        lambda: dist.all_reduce(torch.eye(3).to_sparse(), op=dist.ReduceOp.MAX),
-        lambda: dist.all_reduce(torch.ones(2, device="meta")),
-        lambda: dist.reduce(torch.ones(2), 0, dist._make_nccl_premul_sum(2.0)),
+@on_ranks(fixture="ranks")
+def test_what_cannot_be_served_is_refused_and_breaks_nothing(comm: Communicator) -> None:
+    for said, call in (
+        (r"pass x.to_dense\(\)", lambda: dist.all_reduce(torch.eye(3).to_sparse(), op=dist.ReduceOp.MAX)),
+        ("not on meta", lambda: dist.all_reduce(torch.ones(2, device="meta"))),
+        ("use one of", lambda: dist.reduce(torch.ones(2), 0, dist._make_nccl_premul_sum(2.0))),
     ):
-        with pytest.raises((ValueError, RuntimeError)) as refused:
+        with pytest.raises((ValueError, RuntimeError), match=said):
             call()
-        said.append(str(refused.value))
     x = torch.ones(2)
     dist.all_reduce(x)  # nothing is broken
     assert x[0] == SIZE
-    return said
 
 
-def test_what_cannot_be_served_is_refused_and_breaks_nothing(ranks: Ranks) -> None:
-    sparse, meta, premultiplied = ranks.run(refuses)[0]
-    assert ("pass x.to_dense()" in sparse, "not on meta" in meta, "use one of" in premultiplied) == (True,) * 3
+def gathered_objects(x: Any) -> list[Any]:
+    every: list[Any] = [None] * SIZE
+    dist.all_gather_object(every, x)
+    return every
 
 
-def sparse(comm: Communicator) -> None:
+@on_ranks(fixture="ranks")
+def test_sparse_tensors_are_summed(comm: Communicator) -> None:
     for dtype in (torch.float64, torch.bfloat16):
         for shape, at in (((4, 3), [[comm.rank, 3, comm.rank], [0, 1, 0]]), ((5, 2), [[comm.rank] * 3])):
             values = torch.full((3, *shape[len(at) :]), comm.rank + 1.0, dtype=dtype)
@@ -84,16 +85,6 @@ def sparse(comm: Communicator) -> None:
     work = dist.all_reduce(empty, async_op=True)
     work.wait()
     assert empty._nnz() == 0
-
-
-def gathered_objects(x: Any) -> list[Any]:
-    every: list[Any] = [None] * SIZE
-    dist.all_gather_object(every, x)
-    return every
-
-
-def test_sparse_tensors_are_summed(ranks: Ranks) -> None:
-    ranks.run(sparse)
 
 
 def a_late_rank(comm: Communicator) -> str:
@@ -135,11 +126,13 @@ def all_come(comm: Communicator) -> None:
 # --- groups by themselves ---------------------------------------------------------------------------------------------
 
 
-def made_again(comm: Communicator, path: str, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["commlib", "cpu:gloo,cuda:commlib"])
+@on_ranks(fixture="ranks")
+def test_a_process_can_make_the_default_group_again(comm: Communicator, tmp_path: Path, backend: str) -> None:
     """Two groups one after the other in one process, with a group of gloo's alive beside the first."""
     dist.destroy_process_group()
     for at in range(2):
-        store = dist.FileStore(f"{path}{at}", comm.size)
+        store = dist.FileStore(str(tmp_path / f"again{at}"), comm.size)
         dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size)
         x, other = torch.ones(3), dist.new_group(backend="gloo" if at == 0 else "commlib")
         dist.all_reduce(x, group=other)
@@ -150,12 +143,9 @@ def made_again(comm: Communicator, path: str, backend: str) -> None:
             dist.all_reduce(x)
 
 
-@pytest.mark.parametrize("backend", ["commlib", "cpu:gloo,cuda:commlib"])
-def test_a_process_can_make_the_default_group_again(ranks: Ranks, tmp_path: Path, backend: str) -> None:
-    ranks.run(made_again, str(tmp_path / "again"), backend)
-
-
-def trains_compiled(comm: Communicator) -> None:
+@pytest.mark.slow
+@on_ranks(fixture="ranks")
+def test_a_compiled_ddp_model_trains(comm: Communicator) -> None:
     """DDP calls the group from C++ in the middle of what Dynamo compiles."""
     model = torch.nn.Linear(4, 2)
     step = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="eager")
@@ -166,12 +156,8 @@ def trains_compiled(comm: Communicator) -> None:
         torch.testing.assert_close(model.weight.grad, torch.full((2, 4), sum(range(SIZE)) / SIZE))
 
 
-@pytest.mark.slow
-def test_a_compiled_ddp_model_trains(ranks: Ranks) -> None:
-    ranks.run(trains_compiled)
-
-
-def trains_uneven(comm: Communicator) -> list[float]:
+@on_ranks(fixture="ranks")
+def test_ddp_joins_ranks_with_uneven_inputs(comm: Communicator) -> None:
     """DDP hands C++ the work of an all_reduce that says who still trains, and drops it: it must end."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
     grads = []
@@ -180,14 +166,11 @@ def trains_uneven(comm: Communicator) -> list[float]:
             model.zero_grad()
             model(torch.ones(1, 2)).sum().backward()
             grads.append(model.module.weight.grad.sum().item())
-    return grads
+    assert grads == [2.0] * (2 + comm.rank)
 
 
-def test_ddp_joins_ranks_with_uneven_inputs(ranks: Ranks) -> None:
-    assert ranks.run(trains_uneven) == [[2.0] * (2 + rank) for rank in range(SIZE)]
-
-
-def options(comm: Communicator) -> tuple[bool, int, int, str]:
+@on_ranks(fixture="ranks")
+def test_options_of_a_group_are_those_of_init(comm: Communicator) -> None:
     group = dist.new_group(
         pg_options=Options(
             plan=Plan.threshold(4096, below="shm_oneshot", above="shm_twoshot"), checked=True, max_bytes="1M", max_sms=4
@@ -195,33 +178,23 @@ def options(comm: Communicator) -> tuple[bool, int, int, str]:
     )
     with pytest.raises(TypeError, match=r"pg_options is of type int, but backend 'commlib' takes .*Options"):
         dist.new_group(pg_options=3)
-    made = communicator(group)
-    return made.options.checked, made.options.max_bytes, made.options.max_sms, made.plan.source
+    made = communicator(group).options
+    assert (made.checked, made.max_bytes, made.max_sms) == (True, 1 << 20, 4)
 
 
-def test_options_of_a_group_are_those_of_init(ranks: Ranks) -> None:
-    assert {told[:3] for told in ranks.run(options)} == {(True, 1 << 20, 4)}
-
-
-def disagrees(comm: Communicator, how: str) -> str:
+@pytest.mark.parametrize("how", ["options", "debug level"])
+@on_ranks(fixture="ranks")
+def test_checked_ranks_that_disagree_are_told_both_sides(comm: Communicator, how: str) -> None:
     c10d: Any = dist
     before = c10d.get_debug_level()
     try:
         if how == "debug level":
             c10d.set_debug_level(c10d.DebugLevel.DETAIL)
         group = dist.new_group(pg_options=Options(checked=True) if how == "options" else None)
-        with pytest.raises(ValueError, match="rank") as refused:
+        with pytest.raises(ValueError, match=r"rank.* 4 elements.* 3 elements"):
             dist.all_reduce(torch.ones(3 if comm.rank else 4), group=group)
     finally:
         c10d.set_debug_level(before)
-    return str(refused.value)
-
-
-@pytest.mark.parametrize("how", ["options", "debug level"])
-def test_checked_ranks_that_disagree_are_told_both_sides(ranks: Ranks, how: str) -> None:
-    for said in ranks.run(disagrees, how):
-        assert "3 elements" in said
-        assert "4 elements" in said
 
 
 LEFT: list[Any] = []  # alive, and nobody calls it
@@ -255,24 +228,18 @@ def test_a_rank_that_is_gone_or_late_is_named(tmp_path: Path, how: str, kind: st
             assert "all_reduce #2" in said
 
 
-def times_out(comm: Communicator) -> str:
+@on_ranks(fixture="ranks")
+def test_a_wait_has_a_deadline_of_its_own_and_the_call_goes_on(comm: Communicator) -> None:
     x = torch.ones(2)
     dist.barrier()
     if comm.rank:
         time.sleep(0.5)
     work = dist.all_reduce(x, async_op=True)
-    said = ""
     if comm.rank == 0:
-        with pytest.raises(CommTimeout) as late:
+        with pytest.raises(CommTimeout, match=r"all_reduce is not done after 0\.05 s; it continues in the background"):
             work.wait(datetime.timedelta(milliseconds=50))
-        said = str(late.value)
     work.wait()
     assert x[0] == SIZE
-    return said
-
-
-def test_a_wait_has_a_deadline_of_its_own_and_the_call_goes_on(ranks: Ranks) -> None:
-    assert ranks.run(times_out)[0] == "all_reduce is not done after 0.05 s; it continues in the background"
 
 
 def a_barrier_with_a_timeout(comm: Communicator, path: str) -> str:

@@ -1,12 +1,21 @@
-"""Tests whose ranks go wrong, to see that the run says so and goes on."""
+"""Tests whose ranks go wrong, or that take their process along, to see that the run says so and goes on."""
 
 import os
 import time
+import unittest
 
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 from tests.torch_suite.forked_ranks import ForkedRanks
 from tests.torch_suite.setting import RANKS
+
+
+class Alone(unittest.TestCase):
+    def test_alone_1_hangs(self):
+        time.sleep(1000)
+
+    def test_alone_2_dies(self):
+        os._exit(3)
 
 
 class Forked(ForkedRanks, MultiProcessTestCase):

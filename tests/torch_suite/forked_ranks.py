@@ -4,11 +4,9 @@ import multiprocessing
 import os
 import unittest
 
-import torch
 from torch.testing._internal.common_distributed import TEST_SKIPS, TIMEOUT_OVERRIDE
 
 import commlib.torch_backend.group  # noqa: F401  # or every rank would import it
-from tests.torch_suite.setting import DEVICE
 
 TIMEOUT_OVERRIDE.clear()  # one deadline for all tests
 
@@ -59,8 +57,3 @@ class ForkedRanks:
             process.kill()
             process.join()
         super().tearDown()
-
-
-def take_device(rank):
-    if DEVICE == "cuda":
-        torch.cuda.set_device(rank)

@@ -15,6 +15,7 @@ from commlib.tp import (
     heads,
     shard,
 )
+from tests.on_ranks import on_ranks
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
 SOURCE = RandomWeights(3)
@@ -30,104 +31,77 @@ def linear(name, outputs, x, bias=True):
     return F.linear(x, weight, added * bias)
 
 
-def column(comm, bias):
-    layer = ColumnParallelLinear(comm, 12, 13, bias=bias)
+@WORLDS
+@pytest.mark.parametrize("bias", [False, True])
+@on_ranks()
+def test_the_parts_of_a_column_parallel_layer_are_the_outputs_of_the_whole(comm, world, bias):
+    layer, part = ColumnParallelLinear(comm, 12, 13, bias=bias), shard(13, comm.rank, world)
     layer.load(SOURCE, "layer")
-    return layer(rows(5, 12))
+    whole = linear("layer", 13, rows(5, 12), bias)
+    torch.testing.assert_close(layer(rows(5, 12)), whole.narrow(1, part.start, part.length))
 
 
 @WORLDS
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_parts_of_a_column_parallel_layer_are_the_outputs_of_the_whole(shm_ranks, world, bias):
-    whole = linear("layer", 13, rows(5, 12), bias)
-    torch.testing.assert_close(torch.cat(shm_ranks.run(column, bias, world=world), 1), whole)
-
-
-def merged(comm):
-    queries, keys = (part.times(4) for part in heads(8, 2, comm.rank, comm.size))
+@on_ranks()
+def test_a_merged_layer_has_the_heads_of_its_rank_and_kv_heads_are_copied_where_they_are_few(comm, world):
+    queries, keys = (part.times(4) for part in heads(8, 2, comm.rank, world))
     layer = ColumnParallelLinear(comm, 12, [queries, keys, keys], bias=True)
     layer.load(SOURCE, "q", "k", "v")
     with pytest.raises(ValueError, match=r"names are \['q'\], but this layer has 3 parts"):
         layer.load(SOURCE, "q")
-    return layer.split(layer(rows(5, 12)))
+    q, k, v = (linear(name, outputs, rows(5, 12)) for name, outputs in (("q", 32), ("k", 8), ("v", 8)))
+    kv_heads = [comm.rank * 2 // world] if world > 1 else [0, 1]  # two on four ranks: each on two
+    at = slice(4 * kv_heads[0], 4 * kv_heads[-1] + 4)
+    torch.testing.assert_close(layer.split(layer(rows(5, 12))), (q.chunk(world, 1)[comm.rank], k[:, at], v[:, at]))
 
 
 @WORLDS
-def test_a_merged_layer_has_the_heads_of_its_rank_and_kv_heads_are_copied_where_they_are_few(shm_ranks, world):
-    q, k, v = (linear(name, outputs, rows(5, 12)) for name, outputs in (("q", 32), ("k", 8), ("v", 8)))
-    parts = shm_ranks.run(merged, world=world)
-    torch.testing.assert_close(torch.cat([part[0] for part in parts], 1), q)
-    for own, whole in ((1, k), (2, v)):
-        distinct = [part[own] for part in parts[:: max(world // 2, 1)]]  # two KV heads on four ranks: each on two
-        torch.testing.assert_close(torch.cat(distinct, 1), whole)
-        assert world < 4 or torch.equal(parts[0][own], parts[1][own])
-
-
-def row(comm, bias):
+@pytest.mark.parametrize("bias", [False, True])
+@on_ranks()
+def test_a_row_parallel_layer_gives_the_whole_output_with_the_bias_once(comm, world, bias):
     part = shard(13, comm.rank, comm.size)
     layer = RowParallelLinear(comm, 13, 6, bias=bias)
     layer.load(SOURCE, "layer")
     x = rows(5, 13)[:, part.start : part.start + part.length]
     out = comm.empty(5, 6)
     assert layer.partial(x, out) is out, "the product is written where it is added up"
-    return layer(x, out), layer(x.view(5, 1, -1))
+    torch.testing.assert_close(layer(x, out), linear("layer", 6, rows(5, 13), bias))
+    assert torch.equal(layer(x.view(5, 1, -1))[:, 0], out)
 
 
-@WORLDS
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_row_parallel_layer_gives_the_whole_output_with_the_bias_once(shm_ranks, world, bias):
-    whole = linear("layer", 6, rows(5, 13), bias)
-    for in_place, new in shm_ranks.run(row, bias, world=world):
-        torch.testing.assert_close(in_place, whole)
-        assert torch.equal(new[:, 0], in_place)
-
-
-def few_features(comm):
+@on_ranks(4)
+def test_a_rank_may_have_none_of_a_layer_s_features(comm):
+    whole = linear("down", 6, linear("up", 3, rows(8, 12)))
     up, down = ColumnParallelLinear(comm, 12, 3, bias=True), RowParallelLinear(comm, 3, 6, bias=True)
     up.load(SOURCE, "up")
     down.load(SOURCE, "down")
     pipeline = Pipeline(comm, {0: 2}, multiple=1)
-    own = rows(8, 12)[shard(8, comm.rank, comm.size).start :][: 8 // comm.size]
-    return down(up(rows(8, 12))), down.scattered(up.gathered(own, 8, pipeline), pipeline)
-
-
-def test_a_rank_may_have_none_of_a_layer_s_features(shm_ranks):
-    whole = linear("down", 6, linear("up", 3, rows(8, 12)))
-    found = shm_ranks.run(few_features, world=4)
-    torch.testing.assert_close([y for y, _ in found], [whole] * 4)
-    torch.testing.assert_close(torch.cat([own for _, own in found]), whole)
-
-
-def compiled(comm, count):
-    norm = FusedResidualNorm(comm, 24, sequence_parallel=True)
-    norm.load(SOURCE, "norm")
-    graph = torch.compile(lambda x: norm(x * 2), fullgraph=True, backend="aot_eager", dynamic=True)
-    x = rows(count, 24, comm.rank)
-    return graph(x), norm(x * 2)
+    own = slice(2 * comm.rank, 2 * comm.rank + 2)
+    torch.testing.assert_close(down(up(rows(8, 12))), whole)
+    torch.testing.assert_close(down.scattered(up.gathered(rows(8, 12)[own], 8, pipeline), pipeline), whole[own])
 
 
 @pytest.mark.slow
-def test_torch_compile_takes_rows_that_the_ranks_do_not_divide(shm_ranks):
-    for found, eager in shm_ranks.run(compiled, 5, world=2):
-        torch.testing.assert_close(found, eager)
+@on_ranks(2)
+def test_torch_compile_takes_rows_that_the_ranks_do_not_divide(comm):
+    norm = FusedResidualNorm(comm, 24, sequence_parallel=True)
+    norm.load(SOURCE, "norm")
+    graph = torch.compile(lambda x: norm(x * 2), fullgraph=True, backend="aot_eager", dynamic=True)
+    x = rows(5, 24, comm.rank)
+    torch.testing.assert_close(graph(x), norm(x * 2))
 
 
-def embedding(comm, vocab_size, ids):
+@WORLDS
+@pytest.mark.parametrize("vocab_size", [4, 10, 131, 256])
+@on_ranks()
+def test_every_id_of_a_divided_vocabulary_gives_its_row_to_the_bit(comm, world, vocab_size):
+    ids = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(0)).view(1, -1)
     layer = VocabParallelEmbedding(comm, vocab_size, 6)
     layer.load(SOURCE, "table")
     out = comm.empty(*ids.shape, 6)
     assert layer(ids, out) is out, "no copy is between the look-up and the sum"
     assert torch.equal(layer(ids), out)
-    return out.clone()
-
-
-@WORLDS
-@pytest.mark.parametrize("vocab_size", [4, 10, 131, 256])
-def test_every_id_of_a_divided_vocabulary_gives_its_row_to_the_bit(shm_ranks, world, vocab_size):
-    ids = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(0)).view(1, -1)
-    table = SOURCE.read("table.weight", (vocab_size, 6))
-    for found in shm_ranks.run(embedding, vocab_size, ids, world=world):
-        assert torch.equal(found, table[ids])
+    assert torch.equal(out, SOURCE.read("table.weight", (vocab_size, 6))[ids])
 
 
 def fused(comm, count, sequence_parallel):

@@ -16,6 +16,7 @@ from commlib.tp.pipeline import leaving
 from examples.llama import Engine, KVCache, extend_batch, gather_logits
 from tests.llama import reference
 from tests.llama.reference import CONFIG, SOURCE, model_of
+from tests.on_ranks import on_ranks
 from tests.pairs import pairwise
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [1], [130] * 20, [5, 6, 7, 2, 2]]
@@ -53,8 +54,11 @@ def test_a_chunk_waits_for_its_communication_behind_what_the_next_one_computes()
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-def all_ways(comm, shape, counts, bias):
-    """Return what layers give at once, then in so many chunks, and whether anything ran beside the products."""
+@pytest.mark.parametrize(
+    ("shape", "world", "bias"), pairwise([(0,), (7,), (31,), (64,), (100,), (16, 3)], [1, 2, 4], [False, True])
+)
+@on_ranks()
+def test_sequence_parallel_layers_in_chunks_give_what_they_give_at_once(comm, world, bias, shape):
     tokens, *_ = shape
     column = ColumnParallelLinear(comm, 12, 13, bias=bias)
     row = RowParallelLinear(comm, 13, 6, bias=bias)
@@ -64,22 +68,15 @@ def all_ways(comm, shape, counts, bias):
     x = torch.randn(*shape, 12, generator=torch.Generator().manual_seed(0))
     found = []
     with comm.split(0) as beside:
-        for pipeline in (None, *(Pipeline(beside, {0: count}, max_sms=8, multiple=4) for count in counts)):
+        for pipeline in (None, *(Pipeline(beside, {0: count}, max_sms=8, multiple=4) for count in (1, 2, 3, 8))):
             middle = column.gathered(x[part.start : part.start + part.length], tokens, pipeline)
             rows = row.scattered(middle, pipeline)
             found.append((middle, rows, gather_rows(comm, rows, rows.new_empty(tokens, *rows.shape[1:]))))
-        return column(x), found, beside.dispatcher.executor.used
-
-
-@pytest.mark.parametrize(
-    ("shape", "world", "bias"), pairwise([(0,), (7,), (31,), (64,), (100,), (16, 3)], [1, 2, 4], [False, True])
-)
-def test_sequence_parallel_layers_in_chunks_give_what_they_give_at_once(shm_ranks, world, bias, shape):
-    for whole, (at_once, *in_chunks), beside in shm_ranks.run(all_ways, shape, (1, 2, 3, 8), bias, world=world):
-        assert torch.equal(at_once[0], whole)
-        for found in in_chunks:
-            torch.testing.assert_close(found, at_once)
-        assert beside == (shape[0] > 0 and shape[0] % world == 0), "where every rank has as many rows"
+        assert torch.equal(found[0][0], column(x))
+        for in_chunks in found[1:]:
+            torch.testing.assert_close(in_chunks, found[0])
+        used = beside.dispatcher.executor.used
+        assert used == (tokens > 0 and tokens % world == 0), "where every rank has as many rows"
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -117,25 +114,20 @@ def test_with_copy_engines_logits_of_a_prompt_in_chunks_are_the_same(shm_ranks, 
     same_logits(shm_ranks, world, room, (count, 4), engines=True)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4, 5, 6, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.no_grad()
-def sums_and_norms(comm, dtype, ranks):
+def test_parts_of_any_number_of_ranks_are_added_up_with_the_residual_and_normalised(comm, ranks, dtype):
     generator = torch.Generator().manual_seed(ranks)
     parts, residual = torch.randn(ranks, 5, 24, generator=generator), torch.randn(5, 24, generator=generator)
     parts, residual, weight = parts.to(dtype), residual.to(dtype), torch.arange(24).to(dtype)
-    sums, found = parts.float().sum(0).to(dtype), []
+    sums = parts.float().sum(0).to(dtype)
     for given, out in ((None, torch.empty_like(residual)), (residual.clone(), parts[-1])):
         h = add_and_normalise(comm, parts, given, weight, out=out, eps=1e-5, weight_bias=1.0)
         assert given is None or h is given
         total = sums + (0 if given is None else residual)
-        found += [(h, total), (out, normalised(total, weight, 1e-5, 1.0, None, False).to(dtype))]
-    return found
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4, 5, 6, 8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_parts_of_any_number_of_ranks_are_added_up_with_the_residual_and_normalised(shm_ranks, ranks, dtype):
-    for found, expected in shm_ranks.run(sums_and_norms, dtype, ranks, world=1)[0]:
-        torch.testing.assert_close(found, expected)
+        expected = normalised(total, weight, 1e-5, 1.0, None, False).to(dtype)
+        torch.testing.assert_close((h, out), (total, expected))
 
 
 @pytest.mark.slow
@@ -166,7 +158,8 @@ def test_prompts_run_in_chunks_and_decode_steps_do_not_and_no_thread_stays(shm_r
 # --- measuring a rule -------------------------------------------------------------------------------------------------
 
 
-def tuned(comm):
+@on_ranks(2)
+def test_a_measured_rule_has_chunks_where_they_are_faster_and_one_where_they_are_not(comm):
     """Measure work that is faster in chunks from 200 tokens on, three most of all, and slower in chunks below."""
     pipeline = Pipeline(comm, multiple=1)
 
@@ -179,11 +172,7 @@ def tuned(comm):
     with pytest.raises(ZeroDivisionError):
         tune_pipeline(pipeline, lambda tokens: lambda: 1 / 0, [7])
     assert found == pipeline.rule, "what failed leaves the rule"
-    return found
-
-
-def test_a_measured_rule_has_chunks_where_they_are_faster_and_one_where_they_are_not(shm_ranks):
-    assert shm_ranks.run(tuned, world=2) == [{3: 1, 100: 1, 200: (1, 2, 1)}] * 2
+    assert found == {3: 1, 100: 1, 200: (1, 2, 1)}
 
 
 # --- multiprocessors that products leave, by cuBLAS's target and torch's carve-out ------------------------------------

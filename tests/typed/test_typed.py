@@ -1,7 +1,6 @@
 """What type checkers and help() see of the public names."""
 
 import doctest
-import inspect
 import re
 import subprocess
 import sys
@@ -11,9 +10,9 @@ import pytest
 import torch
 
 import commlib
+from tests.on_ranks import on_ranks
 
 PROGRAM = Path(__file__).parent / "program.py"
-MARKED = {number for number, line in enumerate(PROGRAM.read_text().splitlines(), 1) if "# error:" in line}
 PUBLIC = {
     *("all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_gatherv", "all_reduce"),
     "all_reduce_rms_norm",
@@ -28,10 +27,9 @@ WITH_EXAMPLE = [name for name in METHODS if ">>>" in (getattr(commlib.Communicat
 
 def test_mypy_knows_what_calls_return_and_take():
     pytest.importorskip("mypy", reason="a tool of developers")
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", str(PROGRAM)]
+    command = [sys.executable, "-m", "mypy", "--warn-unused-ignores", str(PROGRAM)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=PROGRAM.parents[2])
-    found = {int(line) for line in re.findall(r"program\.py:(\d+): error:", done.stdout)}
-    assert found == MARKED, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_communicator_shows_what_is_for_users_and_nothing_else():
@@ -39,35 +37,14 @@ def test_a_communicator_shows_what_is_for_users_and_nothing_else():
         assert {name for name in dir(comm) if not name.startswith("_")} == PUBLIC
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_help_explains_every_argument(name):
-    method = getattr(commlib.Communicator, name)
-    text = inspect.getdoc(method)
-    arguments = [argument for argument in inspect.signature(method).parameters if argument != "self"]
-    missing = [argument for argument in arguments if not re.search(rf"^ +{argument}:|`{argument}", text, re.M)]
-    assert not missing, text
-
-
-def test_help_has_an_example_of_every_collective():
-    collectives = [
-        name for name in METHODS if "async_op" in inspect.signature(getattr(commlib.Communicator, name)).parameters
-    ]
-    assert set(collectives) - set(WITH_EXAMPLE) == {"barrier", "explain", "recv"}
-
-
-def play(comm, name):
-    """Run the example of a call; return what it shows here, and what it says that it shows on which rank."""
+@pytest.mark.parametrize("name", WITH_EXAMPLE)
+@on_ranks(2)
+def test_the_example_in_help_is_true(comm, name):
     (example,) = doctest.DocTestParser().get_examples(getattr(type(comm), name).__doc__)
     source = example.source
     if comm.rank == 1 and "# rank 1: " in source:  # the other half of a message
         source = source.partition("# rank 1: ")[2]
     value = eval(source.partition("  # ")[0], {"comm": comm, "torch": torch})
     rank = re.search(r"# rank (\d) of two", example.source)
-    return "" if value is None else repr(value) + "\n", example.want, int(rank[1]) if rank else None
-
-
-@pytest.mark.parametrize("name", WITH_EXAMPLE)
-def test_the_example_in_help_is_true(shm_ranks, name):
-    for rank, (shown, said, where) in enumerate(shm_ranks.run(play, name, world=2)):
-        if where in (None, rank) and (said or rank == 0):
-            assert shown == said
+    if (rank is None or int(rank[1]) == comm.rank) and (example.want or comm.rank == 0):
+        assert ("" if value is None else repr(value) + "\n") == example.want

@@ -12,7 +12,7 @@ import click
 
 from commlib import env
 from commlib.errors import BuildFailed, CommError, limit_of, meant
-from commlib.tools.cli.suggestions import no_such_option
+from commlib.tools.cli.suggestions import REMOVED, no_such_option
 from commlib.version import __version__
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
@@ -54,7 +54,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is called; of one that does not exist say which was meant."""
+        """Return the command that is called; of one that does not exist say what replaces it, or which was meant."""
+        name = " ".join([*ctx.command_path.split()[1:], args[0]])
+        if name in REMOVED:
+            ctx.fail(f"`commlib {name}` was removed; {REMOVED[name]}")
         if args[0] not in self.table and not args[0].startswith("-"):
             ctx.fail(f"no command {args[0]!r}{meant(args[0], self.table)}")
         return super().resolve_command(ctx, args)

@@ -29,7 +29,7 @@ def started(ctx: click.Context, ranks: int | None, buffers: Buffers) -> int | No
     if ranks is None:
         return None
     if env.JOB.is_set():
-        if ranks != (size := int(os.environ["WORLD_SIZE"])):
+        if ranks != (size := int(env.foreign("WORLD_SIZE"))):
             raise click.UsageError(f"-n {ranks} inside a job of {counted(size, 'rank')}; leave -n out")
         return None
     from commlib import bootstrap

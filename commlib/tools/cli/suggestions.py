@@ -1,4 +1,4 @@
-"""What a user reads who types an option that does not exist: the one that was meant, or what to type here."""
+"""What a user reads who types what does not exist: what replaces a command or an option, or the one that was meant."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import click
 from commlib import env
 from commlib.errors import meant
 
+REMOVED = {
+    "profile": "`commlib bench index|store|metadata|attention|radix` measures kernels, "
+    "`commlib bench OP --phases` one call, and `commlib plan explain` replaces --analyze",
+    "radix": "run make_traces.py and simulate.py in benchmarks/radix of a checkout",
+    "plan diff": "write both plans with `commlib plan show PLAN --json`, and compare the files with diff",
+    "plan validate": "`commlib plan show FILE` names the first mistake of a file",
+    "plan threshold": "write `Plan.threshold(…).file_text` of Python, or edit a copy of a shipped plan",
+    "plan export": "read the sizes from `commlib plan show --json`",
+}
+"""A command, without the name of the program, and what does its work now."""
 OF_OTHERS = {
     "-g": "a rank for each GPU: -n 8",
     "--ngpus": "a rank for each GPU: -n 8",
