@@ -89,6 +89,9 @@ class LocalWorld(StoreWorld):
             server.complete = True
             weakref.finalize(self, server.close).atexit = False  # nobody may close this world
 
+    def _delete(self, *keys: str) -> None:
+        """Leave all to the end of the memory: a rank that has left must not take this world for a new one."""
+
     def close(self) -> None:
         super().close()
         self._store.close()

@@ -17,6 +17,7 @@ from commlib.bootstrap import local_world
 from commlib.bootstrap.local_world import MemoryStore, Place, Server, meet
 from commlib.bootstrap.store import Claim, StoreWorld
 from commlib.bootstrap.world import Identity
+from commlib.debug.jobs import state_of
 from commlib.errors import CommError, CommTimeout, PeerLost
 from tests.bootstrap.processes import NOBODY, caught, in_threads, needs_root, wait_until
 
@@ -68,6 +69,14 @@ def test_ranks_meet_in_whatever_order_they_start(where, late):
     for _ in range(2):  # the second time, in a later world of theirs
         assert in_threads(*((join, where, rank, 3, 10.0, 0.2 * (rank == late)) for rank in range(3))) == [0, 1, 2]
     assert not isinstance(where, Place) or where.servers() == []
+
+
+def join_again(place, rank):
+    return [join(place, rank, 2) for _ in range(20)]
+
+
+def test_a_rank_that_comes_again_at_once_does_not_take_the_old_world_for_a_new_one(place):
+    assert in_threads((join_again, place, 0), (join_again, place, 1)) == [[0] * 20, [1] * 20]
 
 
 @pytest.mark.parametrize("missing", [0, 2])
@@ -130,6 +139,7 @@ def test_rank_0_killed_or_stopped_is_an_error_by_the_deadline(place, start, sign
     one = start(join, place, 1, 3, 1.5)
     time.sleep(0.3)
     zero.signal(signum)
+    wait_until(lambda: state_of(zero.process.pid) in "TZX")
     two = caught(join, place, 2, 3, 0.5)
     kind = "PeerLost: rank 1: rank 0 died" if signum == signal.SIGKILL else "CommTimeout: rank 1 waited 1.5 s"
     assert one.result().startswith(kind)
