@@ -56,7 +56,7 @@ def test_a_plan_that_only_rank_0_finds_is_everyones(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("pins", "told"), [("", "plan {path}, line "), ("all_reduce:lsa_oneshot", "COMMLIB_ALGORITHM: all_reduce has no ")]
+    ("pins", "told"), [("", "plan {path}: "), ("all_reduce:lsa_oneshot", "COMMLIB_ALGORITHM: all_reduce has no ")]
 )
 def test_a_faulty_plan_and_a_wrong_pin_are_the_same_error_on_all_ranks(tmp_path, monkeypatch, pins, told) -> None:
     monkeypatch.setenv("COMMLIB_ALGORITHM", pins)

@@ -52,7 +52,9 @@ def test_the_closing_names_what_others_make_faster_what_was_skipped_and_what_was
     text = "\n".join(closing(found))
     assert re.search(r"# others: torch, mpich; faster than ours: all_reduce 64 \(mpich, 1\.\d\dx\)\n", text)
     assert "# skipped mpich in place: MPICH has no in-place form of it" in text
-    assert closing(found)[-1] == "# Out of bounds values : 0 OK"
+    assert closing(found)[-2] == "# Out of bounds values : 0 OK" and closing(found)[-1].startswith(
+        "# Avg bus bandwidth    : "
+    )
     found = document(complete=False, ended="interrupted", out_of_bounds={"count": 3, "okay": False})
     assert {"# interrupted: not complete", "# Out of bounds values : 3 FAILED"} < {*closing(found)}
     assert render(document(rows=[]), "table", 80)
@@ -106,6 +108,13 @@ def test_a_speed_up_is_over_the_fastest_other_library_and_as_wide_as_their_block
     wide = [row["speedup"] for row in BenchView(unsteady, 120).items(unsteady["rows"]) if row["speedup"]]
     assert wide
     assert all(speedup["high"] > 1.9 * speedup["ratio"] for speedup in wide)
+
+
+def test_what_is_printed_before_the_start_begins_the_whole_head() -> None:
+    found = document(notes=[], config={**document()["config"], "peers": []}), document()
+    before, whole = (BenchView(each, 80).opening() for each in found)
+    assert before == whole[: len(before)]
+    assert (len(before), len(whole)) == (6, 8)  # a note and the speed-up come to it
 
 
 WHOLE = json.dumps(document(), indent=1)
@@ -197,7 +206,9 @@ def test_a_ratio_to_blocks_that_disagree_is_marked() -> None:
 
 
 def test_the_page_names_its_plan_and_says_whether_its_values_are_right() -> None:
-    assert "# plan 0123456789ab from shm.json; * marks its choice" in page(document())
+    assert "# plan 0123456789ab from shm.json, not measured on this machine → commlib tune -n 2; * marks" in page(
+        document()
+    )
     assert "Out of bounds values : 3 FAILED" in page(document(out_of_bounds={"count": 3, "okay": False}))
     assert "values are not checked" in page(document(config={**config((8,)), "check": False}))
     assert page(document(complete=False, ended="interrupted")).endswith("interrupted: not complete")

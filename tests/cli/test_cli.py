@@ -272,7 +272,10 @@ REFUSED = {
         ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),
         ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
         ("show absent.json", "no plan file 'absent.json'"),
-        ("show shm", "plan shm: Expecting property name enclosed in double quotes: line 1"),  # a file comes before the plan of that name
+        (
+            "show shm",
+            "plan shm: Expecting property name enclosed in double quotes: line 1",
+        ),  # a file comes before the plan of that name
         ("threshold 8M", "`commlib plan threshold` was removed; write `Plan.threshold(…).file_text`"),
     ],
 }

@@ -72,7 +72,7 @@ def test_all_reduce_gives_the_same_bits_with_every_algorithm(shm_ranks: Ranks, w
     assert len({v.checksum for verdicts in runs.values() for v in verdicts}) == 1
 
 
-@on_ranks(2, "each_ranks")
+@on_ranks(2)
 def test_an_average_of_small_integers_does_not_wrap(comm: Communicator) -> None:
     found = []
     for dtype, most in ((torch.int8, 127), (torch.uint8, 255)):

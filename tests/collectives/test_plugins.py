@@ -162,6 +162,7 @@ def test_what_is_wrong_with_a_native_half_is_said_on_all_ranks(with_plugins, tmp
         ("def f(:\n", "plugin.py, line 1: "),
         ("import nowhere_at_all\n", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("rows = 1\n", "plugin.py has no ALGORITHMS"),
+        ("ALGORITHMS = []\n", "plugin.py has no ALGORITHMS"),
         ('ALGORITHMS = {"all_reduces": []}\n', "there is no collective 'all_reduces'; there are all_reduce, "),
         ('ALGORITHMS = {"all_reduce": ["shm_mine"]}\n', "but must be a list of Algorithm"),
         (rows("shm_oneshot"), "all_reduce has an algorithm 'shm_oneshot' already; give yours another name"),
@@ -281,9 +282,14 @@ def test_what_is_loaded_is_in_memory_where_nobody_can_change_it(tiny: Path) -> N
     assert all("/memfd:tiny.so" in line for line in loaded)
 
 
-def test_without_a_compiler_the_remedy_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
+@pytest.mark.parametrize(
+    ("program", "why"), [("no-such-compiler", "there is no .* on PATH"), ("false", "exit status 1")]
+)
+def test_without_a_compiler_the_remedy_is_said(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, program: str, why: str
+) -> None:
+    monkeypatch.setenv("CXX", program)
     plugin_code.compiler.cache_clear()
-    with pytest.raises(BuildFailed, match=r"there is no no-such-compiler on PATH.*install g\+\+, or name one in CXX"):
+    with pytest.raises(BuildFailed, match=rf"{why}.*install g\+\+, or name one in CXX"):
         load_plugin(tiny)
     plugin_code.compiler.cache_clear()

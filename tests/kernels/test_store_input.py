@@ -78,6 +78,10 @@ BAD = {
     "scale of another type": (dict(**IN_FP8, k_scale=torch.ones(1).double()), "k_scale is float64, but must be"),
     "scales apart": (dict(**IN_FP8, k=IN_HEADS, k_scale=torch.ones(8)[::2]), "must be contiguous float32; pass"),
     "one cache for both": (dict(k_cache=CACHE, v_cache=CACHE), "k_cache overlaps v_cache"),
+    "one cache with gaps for both": (
+        dict(k_cache=POOL.as_strided((10, 8), (12, 1)), v_cache=POOL.as_strided((10, 8), (12, 1))),
+        "k_cache overlaps v_cache",
+    ),
     "caches that meet": (
         dict(k_cache=POOL[:80].view(10, 8), v_cache=POOL[79:159].view(10, 8)),
         "k_cache overlaps v_cache",

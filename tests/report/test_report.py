@@ -67,7 +67,9 @@ def test_what_is_no_regular_file_is_written_into_and_stays(tmp_path: Path) -> No
 
 
 def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
-    assert "there is no folder" in files.unwritable(tmp_path / "gone" / "x.json")
+    (tmp_path / "file").touch()
+    for folder in ("gone", "file"):
+        assert "there is no folder" in files.unwritable(tmp_path / folder / "x.json")
     assert files.unwritable(tmp_path / "x.json") == ""
     for path in (tmp_path, tmp_path / "gone" / "x.json"):
         with pytest.raises(ValueError, match="cannot write"):

@@ -26,6 +26,7 @@ from commlib.tools.report.document import Report, Row, to_json
 from commlib.tools.report.figures import percentiles_us
 from commlib.tools.report.run import Output, until_it_ends
 
+START_S = 3.0  # for the other libraries and the first calls, about
 WARMUP_S = 0.3
 SLOW_S = 0.1  # of a call that is measured once where the time is short, at least
 
@@ -43,8 +44,9 @@ def main(job: Job, output: Output, command: str) -> int:
 
 
 def _measure(bench: Bench, output: Output) -> None:
-    bench.start()
     output.open(bench, len(bench.calls))
+    bench.start()
+    output.open(bench, len(bench.calls))  # what follows of the head: what is left out, and the other libraries
     for rows in bench.run(output.show):
         output.rows(rows)
 
@@ -54,13 +56,14 @@ class Bench(Report):
 
     def __init__(self, comm: Communicator, job: Job, command: str) -> None:
         super().__init__(KIND, command)
-        self.comm, self.job, self.wrong = comm, job, 0
-        self.calls = list(calls(comm, job))
+        self.comm, self.job, self.wrong = comm, replace(job, peers=()), 0
+        self.calls, self._peers = list(calls(comm, job)), job.peers
+        self.start_s = round(_age_s() + START_S, 1)
 
     def start(self) -> None:
         comm, job = self.comm, self.job
         self.twin = timing.twin_of(comm)
-        wanted = [*map(load, AUTO[comm.device.type] if job.auto else ()), *job.peers]
+        wanted = [*map(load, AUTO[comm.device.type] if job.auto else ()), *self._peers]
         for peer in wanted:
             peer.start(comm, job.protocol.graph)
         self.job = replace(job, peers=tuple(peer for peer in wanted if not peer.reason))
@@ -86,9 +89,10 @@ class Bench(Report):
             "iterations": protocol.iterations,
             "check": protocol.check,
             "seconds": job.seconds,
+            "start_s": self.start_s,
             "peers": [peer.name for peer in job.peers],
         }
-        plan = {"digest": comm.plan.digest, "source": Path(comm.plan.source).name}
+        plan = {"digest": comm.plan.digest, "source": Path(comm.plan.source).name, "match": _match(comm.plan)}
         bounds = {"count": self.wrong, "okay": not self.wrong}
         return {"config": config, "plan": plan, "out_of_bounds": bounds, **super().content()}
 
@@ -173,3 +177,16 @@ class Bench(Report):
             "wrong": result.wrong,
             "host_us": round(median(issued) * 1e6, 4) if issued else None,
         }
+
+
+def _age_s() -> float:
+    """Return for how long this process has run."""
+    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _match(plan: Plan) -> str:
+    """Say how far the plan is of this machine: "here" where it was measured on one like it."""
+    if plan.source.startswith("plans/") or not plan.fit.total:
+        return "shipped"
+    return "; ".join(plan.fit.differences) or "here"

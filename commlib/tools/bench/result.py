@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 from commlib.tools.baselines import PROBE
@@ -63,7 +64,7 @@ class Result(Document):
     """All of a run."""
 
     config: dict[str, Any]  # what was asked for: ranks, backend, mode, sizes in bytes, types, peers, seconds, blocks …
-    plan: dict[str, Any]  # digest, and source: a name, no path
+    plan: dict[str, Any]  # digest; source: a name, no path; match: how far it is of this machine
     rows: Sequence[Skipped | Measured]
     notes: Sequence[str]
     out_of_bounds: dict[str, Any]  # count: wrong elements of all rows; okay: there are none
@@ -142,9 +143,11 @@ def label(row: Json) -> str:
 
 
 def bounds(document: Mapping[str, Any]) -> list[str]:
-    """Return how many values were wrong, and whether the run came to its end."""
-    wrong = document["out_of_bounds"]
-    return [f"# Out of bounds values : {wrong['count']} {'OK' if wrong['okay'] else 'FAILED'}", *unfinished(document)]
+    """Return how many values were wrong, the mean of the plan's choices, and whether the run came to its end."""
+    wrong, busbw = document["out_of_bounds"], [row["busbw"] for row in chosen(document["rows"]) if row["size"]]
+    lines = [f"# Out of bounds values : {wrong['count']} {'OK' if wrong['okay'] else 'FAILED'}"]
+    lines += [f"# Avg bus bandwidth    : {fmean(busbw):.3f}"] if busbw else []
+    return [*lines, *unfinished(document)]
 
 
 def only(documents: Sequence[Json], ops: Sequence[str]) -> list[Json]:

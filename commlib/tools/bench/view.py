@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from commlib.counts import counted
@@ -50,9 +50,9 @@ class BenchView(View):
             f"commlib {machine['commlib']} bench: {counted(config['ranks'], 'rank')} on {config['backend']}{few}",
             ", ".join([*gpus, machine["cpu"], counted(machine["cores"], "core"), f"Linux {machine['kernel']}"]),
             ", ".join([*versions, *settings]),
-            f"about {config['seconds']:g} s; values are {'' if config['check'] else 'not '}checked",
+            f"{_duration(config)}; values are {'' if config['check'] else 'not '}checked",
             f"time: median of {low} to {high} interleaved blocks of {block}{graph}, slowest rank, per call",
-            f"plan {plan['digest']} from {plan['source']}; * marks its choice",
+            f"plan {plan['digest']} from {plan['source']}, {_origin(plan, config['ranks'])}; * marks its choice",
         ]
         lines += document["notes"]
         if config["peers"]:
@@ -114,3 +114,16 @@ class BenchView(View):
 
     def chart_title(self) -> str:
         return which.chart_title(self.document)
+
+
+def _duration(config: Mapping[str, Any]) -> str:
+    seconds, start_s = config["seconds"], config.get("start_s")
+    return f"about {start_s + seconds:.0f} s, {start_s:.0f} of them to start" if start_s else f"about {seconds:g} s"
+
+
+def _origin(plan: Mapping[str, Any], ranks: int) -> str:
+    match = plan.get("match", "shipped")
+    if match == "here":
+        return "measured on this machine"
+    other = "" if match == "shipped" else f" but with {match}"
+    return f"not measured on this machine{other}" + f" → commlib tune -n {ranks}" * (ranks > 1)

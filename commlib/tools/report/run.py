@@ -69,12 +69,15 @@ class Output:
         self.unread = False  # nobody reads what is printed, and there is no file
         self._report: Report | None = None
         self._series: Any = None  # the one that has its head
+        self._head: list[str] = []  # what was printed before the rows
 
     def open(self, report: Report, parts: int) -> None:
         self._report = report
         self._shown = self.view(report.document(complete=False))
         self._progress = Progress(parts, self._shown.width, self.speaks)
-        self.say(fold(self._shown.opening(), self._shown.width), ("table", PAGE))
+        head = fold(self._shown.opening(), self._shown.width)
+        self.say(head[len(self._head) :], ("table", PAGE))
+        self._head = head
 
     def show(self, done: int, what: str) -> bool:
         """Say to a person how far the run is; return whether there is still somebody to measure for."""
