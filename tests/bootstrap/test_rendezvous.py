@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-import re
 import random
+import re
 import shutil
 import signal
 import socket

@@ -206,9 +206,7 @@ def test_a_ratio_to_blocks_that_disagree_is_marked() -> None:
 
 
 def test_the_page_names_its_plan_and_says_whether_its_values_are_right() -> None:
-    assert "# plan 0123456789ab from shm.json, not measured on this machine → commlib tune -n 2; * marks" in page(
-        document()
-    )
+    assert "# plan 0123456789ab from shm.json, not measured on this machine" in page(document())
     assert "Out of bounds values : 3 FAILED" in page(document(out_of_bounds={"count": 3, "okay": False}))
     assert "values are not checked" in page(document(config={**config((8,)), "check": False}))
     assert page(document(complete=False, ended="interrupted")).endswith("interrupted: not complete")
