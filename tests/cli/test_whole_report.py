@@ -52,6 +52,7 @@ def test_a_step_is_done_with_a_whole_document_and_else_it_failed_and_says_why(mo
         assert why_failed(tmp_path / "plan.log") == why and not is_done(tmp_path, "plan")
     assert "did not end within 0.2 s" in (tmp_path / "plan.log").read_text(encoding="utf-8")
     codes.append(write + "'{\"complete\": true}'); raise SystemExit(1)")
+    monkeypatch.setitem(command.LIMIT_S, "quick", 30.0)
     command.measure(tmp_path, HERE, ["plan"])
     assert is_done(tmp_path, "plan") and not (tmp_path / "plan.log").exists()
     assert capsys.readouterr().out.splitlines()[-1].startswith("plan         done in")
