@@ -123,7 +123,7 @@ def test_a_forked_child_closes_no_communicator_of_its_parent(shm_ranks: Ranks) -
 
 
 @on_ranks(2)
-def test_a_garbage_collection_of_a_forked_child_is_none_of_its_parent(comm: Communicator) -> None:
+def test_a_garbage_collection_of_a_forked_child_is_none_of_its_parent(comm: Communicator) -> str:
     (record,), (read, write) = records_of(os.getpid()), os.pipe()
     if (child := os.fork()) == 0:
         gc.callbacks.append(lambda phase, info: os.write(write, bytes([record.header.collects > 0])))
@@ -132,4 +132,5 @@ def test_a_garbage_collection_of_a_forked_child_is_none_of_its_parent(comm: Comm
     os.waitpid(child, 0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        assert list(pipe.read()) == [0, 0]  # as it begins, and when it is over
+        found = list(pipe.read())  # as it begins, and when it is over
+    return "" if found == [0, 0] else str(found)
