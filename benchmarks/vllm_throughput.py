@@ -33,7 +33,7 @@ MODEL = {
     "head_dim": 64,
     "num_hidden_layers": 8,
 }
-TOKENS, RUNS = 100, 5
+TOKENS, RUNS = 40, 3
 
 
 class Timed:
