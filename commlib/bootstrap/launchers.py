@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, SupportsIndex
 
+from commlib import env
 from commlib.bootstrap.local_world import Place, meet
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.tcp import connect_store, rendezvous
@@ -92,7 +93,7 @@ def _connect_torchrun(timeout_s: float) -> World:
     address = (os.environ["MASTER_ADDR"], _port(os.environ, "MASTER_PORT"))
     together = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
     who = _identity("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    return rendezvous("torchrun", address, who, timeout_s, together=together)
+    return rendezvous("commlib run" if env.JOB.get() else "torchrun", address, who, timeout_s, together=together)
 
 
 TORCHRUN = Launcher("torchrun --nproc-per-node N", _detect_torchrun, _connect_torchrun, ("RANK",))

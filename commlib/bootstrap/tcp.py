@@ -36,7 +36,8 @@ def rendezvous(
     if not together and not is_loopback(host):
         return connect_store(name, address, who, timeout_s)
     # Ranks may know this host by different names. Jobs of torchrun that have one port have different ids.
-    run, job = (os.environ.get("TORCHELASTIC_RUN_ID", ""), env.JOB.get()) if name == "torchrun" else ("", "")
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "") if name == "torchrun" else ""
+    job = env.JOB.get() if name == "commlib run" else ""
     return meet(name, Place(f"{port} {run} {job}", f"{host}:{port}", of_one_job=bool(job)), who, timeout_s)
 
 
