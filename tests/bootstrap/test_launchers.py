@@ -49,8 +49,7 @@ def test_ranks_of_a_launcher_are_a_communicator_and_a_late_one_is_named(launch, 
     check(tmp_path)
     launch([quick_python, *LAUNCHERS[launcher]], "world", python=quick_python)
     for rank, seen in enumerate(noted(tmp_path)):
-        name = "torchrun" if launcher == "commlib run" else launcher
-        assert (seen["name"], seen["local_rank"], "rank 1" in seen["late"]) == (name, rank, rank == 0)
+        assert (seen["name"], seen["local_rank"], "rank 1" in seen["late"]) == (launcher, rank, rank == 0)
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "tcp://localhost:{}", "[::1]:{}"])
