@@ -27,7 +27,12 @@ INPUTS, OUTPUTS = KINDS[:3], (KINDS[0], *KINDS[2:])
 MAX_FIELDS = 8  # tensors, and numbers: csrc/include/commlib/rows.h
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 FUNCTIONS = "abs has load map max max_of_groups min round set set_groups store sum sum_and_max sum_of_groups".split()
-RESERVED = frozenset([*FUNCTIONS, "x", "width", "block", "Block", "Row", "T", "comm", "max_sms"])
+KEYWORDS = (
+    "auto bool case catch char const default delete do double enum explicit export extern float friend goto inline int "
+    "long mutable namespace new operator private protected public register short signed sizeof static struct switch "
+    "template this throw typedef typename union unsigned using virtual void volatile"
+).split()  # of C++, and not of Python
+RESERVED = frozenset([*FUNCTIONS, *KEYWORDS, "x", "width", "block", "Block", "Row", "T", "comm", "max_sms"])
 
 Kinds = Mapping[str, str]
 Results = Mapping[str, tuple[str, torch.dtype | None]]

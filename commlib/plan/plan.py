@@ -52,7 +52,7 @@ class Plan:
         """Read a plan file; every fault is a ValueError that names the file and the rule."""
         try:
             if not Path(path).is_file():  # a pipe would hold up all ranks
-                raise ValueError(f"cannot read plan {path}: there is no such file; give the path of a file")
+                raise ValueError(f"cannot read plan {path}: there is no regular file of that name; give its path")
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"plan {path} is not a text file; take a file that `commlib tune` wrote") from None

@@ -29,13 +29,20 @@ def schema() -> dict[str, Any]:
 def parse(text: str, source: str) -> Any:
     """Return the document of a JSON text; a fault of its syntax is a ValueError that names the line."""
     try:
-        return printable(json.loads(text, parse_constant=_refuse))
+        return printable(json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique))
     except (RecursionError, ValueError) as error:
         raise ValueError(f"plan {source}: {error}; write it again, or take a whole copy") from None
 
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{json.dumps(twice[0])} is there twice in one object; keep one of them")
+    return dict(pairs)
 
 
 def read_rules(document: Any, source: str) -> tuple[Rule, ...]:

@@ -129,6 +129,7 @@ DECLARED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("'my name' is no name", {"name": "my name"}),
     ("mine: 'x' means something else already; use another name", {"inputs": {"x": "row"}}),
     ("mine: 'load' means something else already", {"numbers": ("load",)}),
+    ("mine: 'float' means something else already", {"numbers": ("float",)}),
     ("mine: 'max_sms' means something else already", {"numbers": ("max_sms",)}),
     ("numbers is 'eps', but must be names, as ('eps',)", {"numbers": "eps"}),
     ("reference is of type NoneType, but must be a function", {"reference": None}),

@@ -19,6 +19,7 @@ from tests.plan.documents import HEAD, Rule, plan_of, tuned
 BAD = {
     "a truncated file": ('{"schema": "commlib.plan",\n "version"', "Expecting ':' delimiter: line 2 .* a whole copy"),
     "an empty file": ("", "Expecting value: line 1"),
+    "a key twice": ('{"schema": "commlib.plan",\n"schema": 1}', '"schema" is there twice'),
     "no JSON": ("{\n x}", "Expecting property name .*: line 2"),
     "a list": ("[]", r"not a plan file \(a plan is an object\)"),
     "a foreign file": ('{\n"schema": "other"}', 'not a plan file .its "schema" is not "commlib.plan"'),
@@ -97,8 +98,8 @@ def test_every_cut_of_a_plan_is_refused_with_a_line() -> None:
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     reasons = {
-        "absent": "there is no such file; give",
-        ".": "there is no such file",
+        "absent": "there is no regular file of that name; give",
+        ".": "there is no regular file",
         "binary": "is not a text file",
     }
     for name, why in reasons.items():
@@ -110,7 +111,7 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, through: Any) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/null")):
-        with pytest.raises(ValueError, match=f"cannot read plan {path}: there is no such file"):
+        with pytest.raises(ValueError, match=f"cannot read plan {path}: there is no regular file"):
             through(path)
 
 
