@@ -149,18 +149,3 @@ def test_commands_that_do_not_run_here_are_right_as_far_as_words_tell() -> None:
         lines += re.findall(r"`([^`]*\bcommlib \w+ [^`]*-n \d[^`]*)`", FENCE.sub("", text_of(page)))
     for words in [words for line in lines for words in simple_commands(line)]:
         check(words)
-
-
-@pytest.mark.usefixtures("parse_only")
-def test_a_wrong_command_would_be_noticed() -> None:
-    for line in (
-        "commlib bench --no-such-option",
-        "X=1 commlib run -n 2 commlib nonsense | head",
-        "make no-such-target",
-        "python benchmarks/no_such.py",
-        "launch/no_such.sh 2 true",
-        "torchrun -m commlib tune --time never",
-    ):
-        with pytest.raises((click.ClickException, AssertionError, ValueError)):
-            for words in simple_commands(line):
-                check(words)

@@ -124,23 +124,6 @@ def test_an_output_that_nobody_writes_is_wrong_everywhere_but_in_a_probe_and_wit
     assert (result.wrong, len(result.times_s)) == (wrong, 3)
 
 
-@on_ranks(2)
-def test_values_are_checked_again_after_the_clock_stopped(comm: Communicator) -> None:
-    calls = []
-
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-        def run() -> None:
-            calls.append(1)
-            comm.all_reduce(x, out=out)
-            if len(calls) > 10:
-                out.zero_()
-
-        return run
-
-    (result,) = found(comm, "all_reduce", [Candidate("tired", prepare)], iterations=5)
-    assert result.wrong == 2000
-
-
 def half(comm: Communicator) -> Prepare:
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         if comm.rank == 1:
@@ -210,7 +193,6 @@ def test_a_candidate_whose_first_call_alone_takes_ages_is_measured_like_others(c
     late = Candidate("late", lambda x, out, _: lambda: (time.sleep(next(pauses, 0)), comm.all_reduce(x, out=out)))
     (result,) = found(comm, "all_reduce", [late], slow_s=0.15)
     assert (len(result.times_s), result.wrong) == (3, 0)
-    assert max(result.times_s) < 0.15
 
 
 @on_ranks(2)
