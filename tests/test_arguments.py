@@ -84,6 +84,7 @@ OTHERS = [
     (lambda c: c.scatter(torch.ones(5), 0, out=torch.ones(4)), ValueError, "x has 5 elements, but needs 4"),
     (lambda c: c.reduce_scatter_tensor(X[:2].half(), X[:2]), ValueError, "out is float16, but x is float32"),
     (lambda c: c.all_to_all_single(X.int(), X), ValueError, "out is int32, but x is float32"),
+    (lambda c: c.all_gather_into_tensor(X[1:3], X[:2]), ValueError, "overlap in part"),
     (lambda c: c.all_to_all_single(X[1:3], X[:2]), ValueError, "overlap in part"),
     (lambda c: c.all_gatherv(X, X, [-1]), ValueError, "sizes[0] is -1"),
     (lambda c: c.all_to_all_single(X.clone(), X, [-4]), ValueError, "out_splits[0] is -4"),

@@ -160,9 +160,9 @@ def test_the_device_is_the_gpu_where_the_backend_uses_it(monkeypatch: pytest.Mon
     assert (of_cpus["device"], "gpu" in of_cpus, "nccl" in of_cpus) == (of_cpus["cpu"], False, False)
 
 
-@pytest.mark.parametrize("kind", ["Open Kernel Module for x86_64", "x86_64 Kernel Module"])
-def test_the_driver_is_read_from_either_kernel_module(kind: str) -> None:
-    assert driver_of(f"NVRM version: NVIDIA UNIX {kind}  580.95.05  Tue Sep 23\nGCC version: 12.2.0\n") == "580.95.05"
+def test_the_driver_is_read_from_either_kernel_module() -> None:
+    for kind in ("Open Kernel Module for x86_64", "x86_64 Kernel Module"):
+        assert driver_of(f"NVRM version: NVIDIA UNIX {kind}  580.95.05  Tue Sep 23\nGCC version: 12.2\n") == "580.95.05"
     assert driver_of("") is None
 
 
