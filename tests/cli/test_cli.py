@@ -208,7 +208,6 @@ REFUSED = {
     "": [
         ("bnech", "no command 'bnech'; did you mean bench? see"),
         ("plan shw", "no command 'shw'; did you mean show? see"),
-        ("run -np 2 x.py", "'p' is not a valid number"),
         ("tune all_reduce --time inf", "finite"),
     ],
     "bench": [
@@ -228,7 +227,6 @@ REFUSED = {
     ],
     "bench index": [
         ("--rows 0", "a number below 1 or above"),
-        ("--pattern zipf", "'sequential', 'random'"),
         ("-o nowhere/report.json", "no folder nowhere"),
     ],
     "bench attention": [
