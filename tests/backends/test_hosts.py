@@ -1,12 +1,11 @@
 """Ranks on several hosts: torch.distributed's engine serves all calls, and other backends are refused."""
 
-import logging
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from commlib.backends import create, torch_dist
+from commlib.backends import create
 from commlib.backends.base import Options
 from commlib.bootstrap.world import ProcessInfo, World
 from commlib.communicator import Communicator
@@ -77,10 +76,3 @@ def test_a_backend_for_one_host_is_refused_with_the_hosts_and_a_remedy(backend, 
     with pytest.raises(Unsupported, match=f"{backend}.* needs all ranks on one host.*use backend='auto'") as caught:
         create(backend, Cards(*places), OPTIONS)
     assert PLACES[places] in str(caught.value)
-
-
-def test_the_log_says_why_torch_is_chosen(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_dist, "TorchBackend", lambda *_: None)
-    with caplog.at_level(logging.INFO, "commlib"):
-        create("auto", Cards(("a", "pid:[1]"), ("b", "pid:[2]")), OPTIONS)
-    assert "backend torch: rank 0 on a; rank 1 on b: " in caplog.text
