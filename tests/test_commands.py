@@ -86,13 +86,11 @@ def said(line: str, output: str) -> bool:
     return any(re.fullmatch(pattern, printed) for printed in output.splitlines())
 
 
-def of_pages(pages: list[str]) -> list[object]:
-    """The README's commands run at the gate."""
-    return [pytest.param(page, marks=[pytest.mark.slow] * (page != "README.md")) for page in pages]
-
-
 @pytest.mark.timeout(300)  # all commands of a page, on a busy machine
-@pytest.mark.parametrize("page", of_pages([page for page in PAGES if commands(page, run=True)]))
+@pytest.mark.parametrize(
+    "page",  # the README's commands run at the gate
+    [pytest.param(p, marks=[pytest.mark.slow] * (p != "README.md")) for p in PAGES if commands(p, run=True)],
+)
 def test_the_commands_of_a_page_run_as_printed(page: str, checkout: Path) -> None:
     steps = commands(page, run=True)
     if ACTIVATE not in (command for command, _ in steps):  # the README says it once, for all pages

@@ -18,12 +18,6 @@ from commlib.tools.cli.bench.command import show
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 
 
-def changed(found: dict[str, Any], **figures: Any) -> dict[str, Any]:
-    """Return the document with figures of every measured row replaced."""
-    found["rows"] = [row if "skipped" in row else {**row, **figures} for row in found["rows"]]
-    return found
-
-
 def render(found: dict[str, Any], form: str, width: int) -> str:
     return BenchView(found, width).render(form)
 
@@ -83,7 +77,7 @@ def test_show_prints_what_the_run_printed_in_every_form_and_of_a_newer_commlib(t
     with mock.patch("os.get_terminal_size", side_effect=OSError):  # a pipe
         text = CliRunner().invoke(show, [str(path)], env={"COLUMNS": None}).output
     assert " count " in text, "no column is left out of a pipe"
-    path = saved(tmp_path, changed(document(), more=1))
+    path = saved(tmp_path, document(rows=[{**row, "more": 1} for row in document()["rows"]]))
     assert CliRunner().invoke(show, [str(path)], env={"COLUMNS": "80"}).output == render(document(), "table", 80) + "\n"
 
 

@@ -102,10 +102,6 @@ def exchange_or_gather(comm: Communicator, odd: bool) -> None:
         comm.all_gather_into_tensor(each.repeat(comm.size), each)
 
 
-def object_or_tensor(comm: Communicator, odd: bool) -> None:
-    comm.broadcast_object(None, 0) if odd else comm.broadcast(torch.zeros(1, dtype=torch.int64), 0)
-
-
 def gather_sizes(comm: Communicator, last: tuple[int, int]) -> None:
     sizes = [*[8] * (comm.size - 2), *last]
     comm.all_gatherv(torch.empty(sum(sizes)), torch.ones(sizes[comm.rank]), sizes)
@@ -127,7 +123,9 @@ CALLS: dict[str, Callable[[Communicator, bool], object]] = {
     "order of sizes": lambda comm, odd: gather_sizes(comm, (9, 7) if odd else (7, 9)),
     "order of sizes of sums": lambda comm, odd: scatter_sizes(comm, (9, 7) if odd else (7, 9)),
     "an exchange of splits": exchange_or_gather,  # what one rank calls is a part of what the others do
-    "an object": object_or_tensor,
+    "an object": lambda comm, odd: (
+        comm.broadcast_object(None, 0) if odd else comm.broadcast(torch.zeros(1, dtype=torch.int64), 0)
+    ),
 }
 
 
