@@ -10,56 +10,27 @@ import torch
 import commlib
 from commlib.kernels import index, metadata, prefix_match, store
 from tests.on_ranks import on_ranks
-from tests.test_arguments import TAKES_X
+from tests.test_arguments import arguments, like, make
 
 MOST = 2**63 - 1
 
 
-def conjugate(dtype=torch.complex64):
-    return torch.tensor([1 - 2j, 3 + 4j], dtype=dtype).conj()
-
-
-def negative():
-    return torch.tensor([1 - 2j]).conj().imag
-
-
-def negative_of_64_bits():
-    return torch.tensor([1 - 2j], dtype=torch.complex128).conj().imag.reshape(1)
-
-
-def without_memory():
-    x = torch.ones(2)
-    x.untyped_storage().resize_(0)
+def resized(x, num_bytes):
+    x.untyped_storage().resize_(num_bytes)
     return x
-
-
-def part_without_memory():
-    x = torch.ones(100)[10:12]
-    x.untyped_storage().resize_(0)
-    return x
-
-
-def shrunk():
-    x = torch.ones(1000)[500:]  # the storage has more bytes than it spans, but not behind its start
-    x.untyped_storage().resize_(2400)
-    return x
-
-
-def zero():
-    return torch._efficientzerotensor(2)
 
 
 BAD = {
-    zero: r"is a ZeroTensor, which has no memory; pass \w+\.clone\(\)",
-    conjugate: r"resolve_conj\(\)",
-    negative: r"resolve_neg\(\)",
-    negative_of_64_bits: r"resolve_neg\(\)",
-    without_memory: "spans 8 bytes, but its storage has 0",
-    part_without_memory: "spans 8 bytes, but its storage has 0",
-    shrunk: "spans 2000 bytes, but its storage has 400",
+    "zero": (lambda: torch._efficientzerotensor(2), r"is a ZeroTensor, which has no memory; pass \w+\.clone\(\)"),
+    "conjugate": (lambda: torch.tensor([1 - 2j, 3 + 4j]).conj(), r"resolve_conj\(\)"),
+    "negative": (lambda: torch.tensor([1 - 2j]).conj().imag, r"resolve_neg\(\)"),
+    "negative of 64 bits": (lambda: torch.tensor([1 - 2j], dtype=torch.complex128).conj().imag, r"resolve_neg\(\)"),
+    "without memory": (lambda: resized(torch.ones(2), 0), "spans 8 bytes, but its storage has 0"),
+    "a part without memory": (lambda: resized(torch.ones(100)[10:12], 0), "spans 8 bytes, but its storage has 0"),
+    # The storage has more bytes than it spans, but not behind its start.
+    "shrunk": (lambda: resized(torch.ones(1000)[500:], 2400), "spans 2000 bytes, but its storage has 400"),
 }
 CALLS = [
-    *(call for name, call in TAKES_X.items() if "scatter " != name),
     lambda comm, x: comm.all_reduce(torch.ones_like(x), out=x),
     lambda comm, x: index(x.view(-1, 1), torch.zeros(1, dtype=torch.int64)),
     lambda comm, x: stored(x.view(-1, 1)),
@@ -71,16 +42,18 @@ def stored(k):
     store(*caches, torch.arange(len(k)), k, torch.ones_like(caches[0][: len(k)]))
 
 
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
-def test_a_tensor_that_is_not_its_bytes_is_refused_by_every_call_and_kernel(comm, bad):
-    for call in CALLS:
-        with pytest.raises(ValueError, match=BAD[bad]):
-            call(comm, bad())
+@pytest.mark.parametrize(("bad", "told"), BAD.values(), ids=BAD)
+def test_a_tensor_that_is_not_its_bytes_is_refused_by_every_call_and_kernel(comm, bad, told):
+    for name, taken in arguments(bad(), like(bad())).items():
+        with pytest.raises(ValueError, match=told):
+            make(comm, name, taken)
+    for other in CALLS:
+        with pytest.raises(ValueError, match=told):
+            other(comm, bad())
 
 
 def test_lengths_and_tokens_without_memory_are_refused():
-    lengths = torch.ones(3, dtype=torch.int32)
-    lengths.untyped_storage().resize_(0)
+    lengths = resized(torch.ones(3, dtype=torch.int32), 0)
     with pytest.raises(ValueError, match="seq_lens spans 12 bytes"):
         metadata(1, lengths, 4)
     with pytest.raises(ValueError, match="a spans 12 bytes"):
@@ -126,7 +99,7 @@ def test_a_field_of_records_is_not_contiguous():
     assert RECORDS["id"].tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"])
-def test_a_cache_is_not_copied(take):
-    with pytest.raises(TypeError, match="cannot be copied or pickled; make another"):
-        take(commlib.RadixCache())
+def test_a_cache_is_not_copied():
+    for take in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            take(commlib.RadixCache())

@@ -68,10 +68,6 @@ def test_what_ranks_allocate_counts_also_where_it_grows_with_them(monkeypatch: p
     assert ranks.free_memory() > MIB
 
 
-def no_thread(_: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
 @on_ranks(2)
 def test_what_runs_out_is_named_with_its_limit(comm: Communicator) -> None:
     """Rank 1 may open no file, then start no thread; afterwards all is well."""
@@ -86,7 +82,7 @@ def test_what_runs_out_is_named_with_its_limit(comm: Communicator) -> None:
     assert "ulimit -n" in text
     with comm.split(0, comm.rank) as part:  # type: ignore[union-attr]  # not None for a color
         if late:
-            with mock.patch.object(threading.Thread, "start", no_thread):
+            with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
                 text = message_of(lambda: part.barrier(async_op=True))
             assert "barrier" in text
             assert "ulimit -u" in text

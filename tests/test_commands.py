@@ -86,13 +86,11 @@ def said(line: str, output: str) -> bool:
     return any(re.fullmatch(pattern, printed) for printed in output.splitlines())
 
 
-def of_pages(pages: list[str]) -> list[object]:
-    """The README's commands run at the gate."""
-    return [pytest.param(page, marks=[pytest.mark.slow] * (page != "README.md")) for page in pages]
-
-
 @pytest.mark.timeout(300)  # all commands of a page, on a busy machine
-@pytest.mark.parametrize("page", of_pages([page for page in PAGES if commands(page, run=True)]))
+@pytest.mark.parametrize(
+    "page",  # the README's commands run at the gate
+    [pytest.param(p, marks=[pytest.mark.slow] * (p != "README.md")) for p in PAGES if commands(p, run=True)],
+)
 def test_the_commands_of_a_page_run_as_printed(page: str, checkout: Path) -> None:
     steps = commands(page, run=True)
     if ACTIVATE not in (command for command, _ in steps):  # the README says it once, for all pages
@@ -149,18 +147,3 @@ def test_commands_that_do_not_run_here_are_right_as_far_as_words_tell() -> None:
         lines += re.findall(r"`([^`]*\bcommlib \w+ [^`]*-n \d[^`]*)`", FENCE.sub("", text_of(page)))
     for words in [words for line in lines for words in simple_commands(line)]:
         check(words)
-
-
-@pytest.mark.usefixtures("parse_only")
-def test_a_wrong_command_would_be_noticed() -> None:
-    for line in (
-        "commlib bench --no-such-option",
-        "X=1 commlib run -n 2 commlib nonsense | head",
-        "make no-such-target",
-        "python benchmarks/no_such.py",
-        "launch/no_such.sh 2 true",
-        "torchrun -m commlib tune --time never",
-    ):
-        with pytest.raises((click.ClickException, AssertionError, ValueError)):
-            for words in simple_commands(line):
-                check(words)

@@ -70,46 +70,38 @@ def test_a_faulty_plan_and_a_wrong_pin_are_the_same_error_on_all_ranks(tmp_path,
     assert text.startswith(told.format(path=path))
 
 
-def make_with(world: Any, **options: Any) -> Communicator:
-    """Give every rank another plan."""
-    name = ("shm_oneshot", "shm_twoshot")[world.rank]
-    return create(world, backend="shm", plan=Plan.only({"all_reduce": name}, base=shipped_plan("shm")))
+def make_different(world: Any, setting: str) -> Communicator:
+    """Give every rank another plan, or another limit of multiprocessors."""
+    plan, max_sms = shipped_plan("shm"), 0
+    if setting == "plan":
+        plan = Plan.only({"all_reduce": ("shm_oneshot", "shm_twoshot")[world.rank]}, base=plan)
+    else:
+        max_sms = world.rank
+    return create(world, backend="shm", max_bytes=SMALL, plan=plan, max_sms=max_sms)
 
 
-@pytest.mark.parametrize("pins", ["", "all_reduce:shm_oneshot"])
-def test_different_plans_fail_on_all_ranks_with_one_message(monkeypatch: pytest.MonkeyPatch, pins: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "pins", "told"),
+    [
+        ("plan", "", "pass the same plan= on every rank"),
+        ("plan", "all_reduce:shm_oneshot", "pass the same plan= on every rank"),
+        ("max_sms", "", "ranks disagree on max_sms (rank 0: 0, rank 1: 1); "),
+    ],
+)
+def test_different_plans_and_settings_fail_on_all_ranks_with_one_message(monkeypatch, setting, pins, told) -> None:
     monkeypatch.setenv("COMMLIB_ALGORITHM", pins)
-    with pytest.raises(RankError) as caught, Ranks(2, create=make_with) as ranks:
+    with pytest.raises(RankError) as caught, Ranks(2, create=make_different, setting=setting) as ranks:
         ranks.run(read_plan)
     errors = list(caught.value.errors.values())
     assert [type(error) for error in errors] == [PlanMismatch] * 2
     (text,) = set(map(str, errors))
-    assert "pass the same plan= on every rank" in text
+    assert told in text
 
 
-# Setting → its values on two ranks.
-DIFFERENT = {"max_sms": (0, 8), "COMMLIB_ISA": ("v2", "auto"), "COMMLIB_GUARD": ("nan", "crc")}
-
-
-def make_different(world: Any, setting: str) -> Communicator:
-    """Give every rank another value of a setting."""
-    value: Any = DIFFERENT[setting][world.rank]
-    if setting == "max_sms":
-        return create(world, backend="shm", max_bytes=SMALL, max_sms=value)
-    os.environ[setting] = value
-    return create(world, backend="shm", max_bytes=SMALL)
-
-
-@pytest.mark.parametrize("setting", DIFFERENT)
-def test_ranks_with_different_settings_are_told(setting: str) -> None:
-    with pytest.raises(RankError) as caught, Ranks(2, create=make_different, setting=setting) as ranks:
-        ranks.run(read_plan)
-    values = "rank 0: {}, rank 1: {}".format(*DIFFERENT[setting])
-    (text,) = {str(error) for error in caught.value.errors.values()}
-    assert text.startswith(f"ranks disagree on {setting} ({values}); ")
-
-
-COMPARED = (*DIFFERENT, "commlib version", "backend", "max_bytes", "checked mode", "plugins")
+COMPARED = (
+    *("max_sms", "COMMLIB_ISA", "COMMLIB_GUARD"),
+    *("commlib version", "backend", "max_bytes", "checked mode", "plugins"),
+)
 
 
 @pytest.mark.parametrize("setting", COMPARED)

@@ -138,10 +138,6 @@ class Clock:
 NOW = [0.0]  # ms
 
 
-class OnGpu(SimpleNamespace):
-    """In the place of a backend."""
-
-
 def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = [False]
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Clock())
@@ -151,7 +147,7 @@ def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pyte
     def broadcast(x: torch.Tensor, took_ms: float) -> None:
         NOW[0] += took_ms
 
-    backend = OnGpu(device=torch.device("cuda"), size=2, rank=0, recorded_as=0)
+    backend = SimpleNamespace(device=torch.device("cuda"), size=2, rank=0, recorded_as=0)
     backend.told = []
     hooks = Hooks(backend)  # type: ignore[arg-type]
     hooks.on_slow(backend.told.append, factor=20.0)

@@ -82,45 +82,24 @@ def test_native_code_is_told_and_does_not_read_the_environment():
     assert not readers, "pass the value from Python, where env.py has it"
 
 
-def test_an_algorithm_has_its_file_or_function():
-    homeless = []
+def test_native_files_and_the_tables_name_each_other():
+    named = set()
     for name, collective in COLLECTIVES.items():
-        for algorithm in collective.algorithms:
-            if algorithm.run is not None:
-                home = algorithm.run.__module__ in modules_of(name) and algorithm.run.__name__ == algorithm.name
-            else:
-                home = any(path.exists() for path in files_of(name, algorithm))
-            if not home:
-                homeless.append(f"{name}: {algorithm.name}")
-    assert not homeless, "needs csrc/collectives/<collective>/<algorithm>.{cc,cu} or a function of that name"
-
-
-def test_a_native_algorithm_is_in_its_table():
-    listed = {
-        path
-        for name, collective in COLLECTIVES.items()
-        for algorithm in collective.algorithms
-        for path in files_of(name, algorithm)
-    }
+        for algorithm in (each for each in collective.algorithms if each.run is None):
+            homes = files_of(name, algorithm)
+            assert any(path.exists() for path in homes), f"{name}: {algorithm.name} needs one of {homes}"
+            named.update(homes)
     there = [path for path in (ROOT / "csrc/collectives").rglob("*") if path.suffix in {".cc", ".cu"}]
-    strays = [name_of(path) for path in there if path not in listed and path.name != "entry.cc"]
+    strays = [name_of(path) for path in there if path not in named and path.name != "entry.cc"]
     assert not strays, "no table of commlib/collectives names these"
-
-
-def stems_of(collective):
-    # A v-variant lives with its collective: all_gatherv in all_gather.py and csrc/collectives/all_gather/.
-    return {collective, collective.removesuffix("v")}
-
-
-def modules_of(collective):
-    return {f"commlib.collectives.{stem}" for stem in stems_of(collective)}
 
 
 def files_of(collective, algorithm):
     # Device code serves several collectives where they do the same; its row names the folder.
     if algorithm.kernel:
         return [ROOT / "csrc" / algorithm.source]
-    return [ROOT / "csrc/collectives" / stem / f"{algorithm.name}.cc" for stem in sorted(stems_of(collective))]
+    stems = {collective, collective.removesuffix("v")}  # all_gatherv lives in csrc/collectives/all_gather/
+    return [ROOT / "csrc/collectives" / stem / f"{algorithm.name}.cc" for stem in stems]
 
 
 def test_the_generated_pages_are_current():

@@ -75,11 +75,3 @@ def test_a_source_that_does_not_compile_fails_and_installs_nothing(checkout: Pat
     done, calls = set_up(checkout)
     assert done.returncode == 1 and "does not compile" in done.stderr
     assert [call.split()[0] for call in calls] == ["ninja"]
-
-
-def test_an_installation_under_the_former_name_is_removed_before_the_new_one(checkout: Path) -> None:
-    (checkout / ".venv/lib/python3.11/site-packages/commlib-0.1.0.dist-info").mkdir(parents=True)
-    _, calls = set_up(checkout)
-    (removed,) = [at for at, call in enumerate(calls) if "uninstall --quiet --yes commlib" in call]
-    (installed,) = [at for at, call in enumerate(calls) if "--editable" in call]
-    assert removed < installed

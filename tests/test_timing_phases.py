@@ -53,9 +53,11 @@ def test_stamps_are_cut_at_the_calls_and_what_is_outside_is_left_out():
     assert second == [("python", 5), ("native", 5)]
 
 
-def test_stamps_that_found_no_room_are_an_error():
+def test_stamps_and_marks_that_found_no_room_are_an_error():
     with pytest.raises(CommError, match="3 stamps were made, but there is room for 2"):
         host_calls(stamps_of((1, "native"), (2, "plan"), (3, "python"), room=2), [0, 9])
+    with pytest.raises(CommError, match="a block made 12 marks, but there is room for 9"):
+        kernel_calls(marks_of({("blocks", 0): call(0, 0) * 3}))
 
 
 def test_marks_become_spans_on_the_clock_of_the_gpu():
@@ -85,11 +87,6 @@ def test_a_call_that_did_not_come_to_its_end_is_left_out():
     broken = call(0, 500)[:2]
     assert len(kernel_calls(marks_of({("blocks", 0): broken + call(90, 600)}))) == 1
     assert kernel_calls(marks_of({("blocks", 0): broken, ("blocks", 1): call(0, 500)})) == []
-
-
-def test_marks_that_found_no_room_are_an_error():
-    with pytest.raises(CommError, match="a block made 12 marks, but there is room for 9"):
-        kernel_calls(marks_of({("blocks", 0): call(0, 0) * 3}))
 
 
 @on_ranks()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
 from commlib.kernels import index, metadata, store
 from tests.on_ranks import on_ranks
@@ -19,44 +21,40 @@ from tests.on_ranks import on_ranks
 N = 8
 
 
-def _norm(comm: Communicator, x: Tensor) -> object:
-    return comm.all_reduce_rms_norm(torch.ones(N), None, torch.ones(N), out=x)
+Write = Callable[[Tensor], object]
 
 
-def _recv(comm: Communicator, x: Tensor) -> object:
-    work = comm.send(torch.ones(N), 1 - comm.rank, async_op=True)
-    comm.recv(x, 1 - comm.rank)
-    return work.wait()
+def writes(comm: Communicator) -> dict[str, tuple[int, Write]]:
+    """Return the elements that each call writes, and the call."""
+
+    def recv(x: Tensor) -> object:
+        work = comm.send(torch.ones(N), 1 - comm.rank, async_op=True)
+        comm.recv(x, 1 - comm.rank)
+        return work.wait()
+
+    made: dict[str, tuple[int, Write]] = {
+        "in place": (N, comm.all_reduce),
+        "later": (N, lambda x: comm.all_reduce(x, async_op=True).wait()),
+        "recv": (N, recv),
+    }
+    for name, spec in COLLECTIVES.items():
+        call = Call(comm.rank, comm.size, spec.whole(N), torch.float32)
+        taken, written = spec.shapes(call)
+        made[name] = written, partial(spec.invoke, comm, torch.ones(taken), call=call)
+    del made["barrier"]
+    return made
 
 
-WRITES: dict[str, Callable[[Communicator, Tensor], object]] = {
-    "all_reduce": lambda comm, x: comm.all_reduce(x),
-    "all_reduce, later": lambda comm, x: comm.all_reduce(x, async_op=True).wait(),
-    "all_reduce, out": lambda comm, x: comm.all_reduce(torch.ones(N), out=x),
-    "reduce": lambda comm, x: comm.reduce(x, 0),
-    "reduce_scatter": lambda comm, x: comm.reduce_scatter_tensor(x, torch.ones(2 * N)),
-    "reduce_scatterv": lambda comm, x: comm.reduce_scatterv(x, torch.ones(2 * N), [N, N]),
-    "all_gather": lambda comm, x: comm.all_gather_into_tensor(x, torch.ones(N // 2)),
-    "all_gatherv": lambda comm, x: comm.all_gatherv(x, torch.ones(N // 2), [N // 2] * 2),
-    "all_to_all": lambda comm, x: comm.all_to_all_single(x, torch.ones(N)),
-    "all_to_allv": lambda comm, x: comm.all_to_all_single(x, torch.ones(N), [N // 2] * 2),
-    "broadcast": lambda comm, x: comm.broadcast(x, 1),
-    "gather": lambda comm, x: comm.gather(torch.ones(N // 2), 0, x),
-    "scatter": lambda comm, x: comm.scatter(torch.ones(2, N), 0, x),
-    "recv": _recv,
-    "send_recv": lambda comm, x: comm.send_recv(torch.ones(N), 1 - comm.rank, x, 1 - comm.rank),
-    "all_reduce_rms_norm": _norm,
-}
-ON_ONE_RANK = {"reduce": 0, "gather": 0, "broadcast": 0}  # on the others nothing is written
+ON_ONE_RANK = {"reduce": 0, "gather": 0, "broadcast": 1}  # on the others nothing is written
 
 
 @on_ranks(2, "each_ranks")
 def test_a_backward_that_needs_what_a_call_has_overwritten_is_refused(comm: Communicator) -> None:
-    for name, call in WRITES.items():
-        w = torch.full((N,), 5.0, requires_grad=True)
+    for name, (count, call) in writes(comm).items():
+        w = torch.full((count,), 5.0, requires_grad=True)
         x = w * 1.0
         y = x * x
-        call(comm, x)
+        call(x)
         if comm.rank == ON_ONE_RANK.get(name, comm.rank):
             assert x._version > 0, name
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -64,11 +62,11 @@ def test_a_backward_that_needs_what_a_call_has_overwritten_is_refused(comm: Comm
         else:
             y.sum().backward()
             assert w.grad is not None
-            assert w.grad.tolist() == [10.0] * N, name
+            assert w.grad.tolist() == [10.0] * count, name
         if comm.backend == "shm":
             with torch.inference_mode():
-                x = torch.ones(N)
-            call(comm, x)  # has no version, and is taken outside of inference mode, too
+                x = torch.ones(count)
+            call(x)  # has no version, and is taken outside of inference mode, too
 
 
 def test_kernels_raise_the_version_of_what_they_write() -> None:

@@ -1,35 +1,24 @@
 """Ranks on several hosts: torch.distributed's engine serves all calls, and other backends are refused."""
 
-import logging
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from commlib.backends import create, torch_dist
+from commlib.backends import create
 from commlib.backends.base import Options
 from commlib.bootstrap.world import ProcessInfo, World
-from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.tools.testing import Ranks
-from commlib.tools.testing.conformance import Scope, check_algorithm
 from tests import hosts
 from tests.on_ranks import on_ranks
-
-ROWS = [(name, algorithm) for name, spec in COLLECTIVES.items() for algorithm in spec.rows("torch")]
 
 
 @pytest.fixture(scope="module")
 def three_hosts() -> Iterator[Ranks]:
     with Ranks(4, create=hosts.create, hosts="abbc", timeout_s=60.0, deadline_s=120.0) as ranks:
         yield ranks
-
-
-@pytest.mark.parametrize(("name", "algorithm"), ROWS)
-def test_hosts_give_the_reference(three_hosts: Ranks, name: str, algorithm: str) -> None:
-    verdicts = three_hosts.run(check_algorithm, name, algorithm, Scope((0, 1, 33, 1025), redops=("sum", "avg")))
-    assert [v.wrong for v in verdicts if v.wrong or v.cases == 0] == []
 
 
 @on_ranks(fixture="three_hosts")
@@ -87,10 +76,3 @@ def test_a_backend_for_one_host_is_refused_with_the_hosts_and_a_remedy(backend, 
     with pytest.raises(Unsupported, match=f"{backend}.* needs all ranks on one host.*use backend='auto'") as caught:
         create(backend, Cards(*places), OPTIONS)
     assert PLACES[places] in str(caught.value)
-
-
-def test_the_log_says_why_torch_is_chosen(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_dist, "TorchBackend", lambda *_: None)
-    with caplog.at_level(logging.INFO, "commlib"):
-        create("auto", Cards(("a", "pid:[1]"), ("b", "pid:[2]")), OPTIONS)
-    assert "backend torch: rank 0 on a; rank 1 on b: " in caplog.text

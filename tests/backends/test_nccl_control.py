@@ -147,41 +147,33 @@ def test_an_installation_or_environment_that_will_not_do_is_refused(use, monkeyp
         Control.create(SingleWorld(), 5)
 
 
-def test_a_rank_that_hangs_is_named_on_all_ranks_and_the_others_end_theirs(use):
+@pytest.mark.parametrize(
+    ("fails", "kind", "told"),
+    [
+        (False, CommTimeout, "hung for 0.2 s on rank(s) 1 of 2"),
+        (True, CommError, "rank 1: ncclCommInitRank: unhandled cuda error"),  # and not those it kept waiting
+    ],
+)
+def test_a_rank_that_hangs_or_fails_is_named_on_all_ranks_and_the_others_end_theirs(use, fails, kind, told):
     made, release = [], threading.Event()
 
-    class OneHangs(FakeCommunicator):
+    class OneGoesWrong(FakeCommunicator):
         @classmethod
         def init(cls, nranks, rank, unique_id):
-            if rank == 1:
+            if rank == 1 and fails:
+                raise RuntimeError("unhandled cuda error")
+            if rank == 1 or fails:
                 release.wait(30)
             made.append(cls(0x1000, rank, nranks))
             return made[-1]
 
-    use(communicator=OneHangs)
+    use(communicator=OneGoesWrong)
     errors = on_both_ranks(0.2)
-    ended = made[0].calls
+    ended = [each.calls for each in made]
     release.set()
-    assert [type(error) for error in errors] == [CommTimeout, CommTimeout]
-    assert all("hung for 0.2 s on rank(s) 1 of 2" in str(error) for error in errors)
-    assert ended == ["abort"]
-
-
-def test_the_rank_that_failed_is_named_before_those_it_kept_waiting(use):
-    release = threading.Event()
-
-    class OneFails(FakeCommunicator):
-        @classmethod
-        def init(cls, nranks, rank, unique_id):
-            if rank == 1:
-                raise RuntimeError("unhandled cuda error")
-            release.wait(30)
-
-    use(communicator=OneFails)
-    errors = on_both_ranks(0.2)
-    release.set()
-    assert [type(error) for error in errors] == [CommError, CommError]
-    assert all(str(error) == "rank 1: ncclCommInitRank: unhandled cuda error" for error in errors)
+    assert [type(error) for error in errors] == [kind] * 2
+    assert all(told in str(error) for error in errors)
+    assert ended == ([] if fails else [["abort"]])
 
 
 def test_a_communicator_ends_once(use):

@@ -4,7 +4,6 @@ import logging
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from commlib.build import cache, device_code
 from commlib.errors import BuildFailed
 from commlib.tools.cli.doctor import checks
 from commlib.tools.cli.doctor.checks import Check
-from commlib.tools.kernel_list import Request, compile_many
 from tests.bootstrap.processes import NOBODY, needs_root
 
 KERNEL = """#include "factor.cuh"
@@ -206,21 +204,12 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
         device_code.compiler.__wrapped__()
 
 
-def test_a_source_that_is_missing_is_named(compiled):
-    with pytest.raises(BuildFailed, match=r"nowhere\.cu.*reinstall"):
-        device_code.compile_kernel("collectives/nowhere.cu", "commlib::nowhere<2>", "sm_90")
-
-
-def each_compiler():
-    nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
-    return pytest.mark.parametrize("find", [device_code._find_nvrtc, pytest.param(device_code._find_nvcc, marks=nvcc)])
-
-
-@each_compiler()
+@pytest.mark.parametrize("find", [device_code._find_nvrtc, device_code._find_nvcc])
 def test_both_compilers_make_the_same_kernel(source, monkeypatch, find):
-    if find is device_code._find_nvrtc:
-        pytest.importorskip("cuda.bindings.nvrtc")
-    tool = find()
+    try:
+        tool = find()
+    except (ImportError, FileNotFoundError) as error:
+        pytest.skip(str(error))
     monkeypatch.setattr(device_code, "compiler", lambda: tool)
     kernel = scale(source)
     assert kernel.code.startswith(b"\x7fELF") and kernel.symbol.encode() in kernel.code
@@ -234,12 +223,6 @@ def test_both_compilers_make_the_same_kernel(source, monkeypatch, find):
         assert word in str(caught.value)
 
 
-def test_an_architecture_that_is_unknown_is_named(source):
-    pytest.importorskip("cuda.bindings.nvrtc")
-    with pytest.raises(BuildFailed, match=r"(?s)for sm_12345:.*gpu-architecture"):
-        scale(source, arch="sm_12345")
-
-
 def test_the_command_of_an_error_repeats_it(source):
     pytest.importorskip("cuda.bindings.nvrtc")
     with pytest.raises(BuildFailed) as caught:
@@ -250,30 +233,3 @@ def test_the_command_of_an_error_repeats_it(source):
     with pytest.raises(BuildFailed) as repeated:
         exec(code, {})
     assert str(repeated.value) == str(caught.value)
-
-
-def test_many_kernels_at_once_come_with_what_went_wrong(source):
-    pytest.importorskip("cuda.bindings.nvrtc")
-    requests = [Request(str(source), f"commlib::{name}", "sm_90") for name in ("scale<2>", "scale<3>", "none<4>")]
-    results = dict(compile_many(requests, jobs=2))
-    assert [results[request].symbol for request in requests[:2]] == [
-        "_ZN7commlib5scaleILi2EEEvNS_3JobEi",
-        "_ZN7commlib5scaleILi3EEEvNS_3JobEi",
-    ]
-    assert "commlib::none<4>" in str(results[requests[2]])
-
-
-def test_processes_that_compile_the_same_kernel_share_one_entry(source):
-    pytest.importorskip("cuda.bindings.nvrtc")
-    program = f"""if True:
-        from hashlib import sha256
-        from commlib.build.device_code import compile_kernel
-        for factor in range(5):
-            kernel = compile_kernel({str(source)!r}, f"commlib::scale<{{factor}}>", "sm_90")
-            print(kernel.symbol, sha256(kernel.code).hexdigest())
-    """
-    ranks = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 4
-    assert len(set(outputs)) == 1 and len(outputs[0].splitlines()) == 5
-    assert sorted(path.suffix for path in entries(source)) == [".kernel"] * 5

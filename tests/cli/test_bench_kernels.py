@@ -1,6 +1,5 @@
 """`commlib bench KERNEL`: what is measured, compared and refused, never a time; and the rows that are made of it."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -11,17 +10,17 @@ import pytest
 import torch
 
 from commlib.kernels import decode_attention
-from commlib.tools.baselines.kernels import attention, case, measure
-from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, Candidate, rows_of
+from commlib.tools.baselines.kernels import attention, case
+from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, Candidate
 from commlib.tools.baselines.kernels.index import Index
 from commlib.tools.baselines.kernels.measure import measure_case
 from commlib.tools.baselines.kernels.metadata import Metadata
 from commlib.tools.baselines.kernels.store import Store
-from commlib.tools.bench.kernels import KIND, KernelReport, KernelView
+from commlib.tools.bench.kernels import KIND, KernelReport
 from commlib.tools.timing import Measurement
 from tests.cli.calls import written
 
-CPU, BF16, INT32 = torch.device("cpu"), torch.bfloat16, torch.int32
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
 QUICK = ("--dim", "96", "--time", "0.1")
 ATTENTION = ("bench", "attention", "--time", "0.1", "--dim", "32", "-o", "report.json")
 ON_GPUS = {"flash-attn", "FlashInfer"}
@@ -61,14 +60,6 @@ def test_every_kernel_is_measured_beside_its_peers(words, call, no_gpu):
     assert max(map(len, text.splitlines())) <= 80
     assert text.count(" commlib* ") == 2
     assert "# skipped torch.compile: takes long on the CPU (2 cases)" in text
-
-
-@pytest.mark.slow
-def test_rows_of_sets_follow_each_other_or_are_distinct():
-    assert rows_of("sequential", 3, 4, 10, CPU).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
-    found = rows_of("random", 3, 32, 96, CPU)
-    assert sorted(found.view(-1).tolist()) == list(range(96))
-    assert found[0].tolist() != list(range(32))
 
 
 @pytest.mark.slow
@@ -140,11 +131,9 @@ def test_every_candidate_is_replayed_called_and_right(words, heat):
 
 
 def test_bytes_are_those_read_and_those_written():
-    assert Index(16, 4096, BF16).num_bytes == 2 * 16 * 8192
     assert Index(16, 4096, BF16, variant="masked").num_bytes == (4 + 16) * 8192
-    assert Store(32, 128, BF16).num_bytes == 2 * 2 * 32 * 256
     assert Store(32, 128, BF16, variant="fp8").num_bytes == 2 * 32 * 128 * 3
-    assert Metadata(16, 8, INT32).num_bytes == 4 * (32 + 4 * 72 + 17 + 1)
+    assert Metadata(16, 8, torch.int32).num_bytes == 4 * (32 + 4 * 72 + 17 + 1)
 
 
 @pytest.mark.slow
@@ -158,11 +147,6 @@ def test_a_store_into_another_slot_is_wrong():
     assert inputs.check(None)[0] == 1
 
 
-def measured(candidates, monkeypatch):
-    monkeypatch.setattr(Index, "candidates", lambda self: candidates)
-    return {each.label: each for each in measure_case(Index(2, 16, BF16), CPU, {}, 0.05)[1]}
-
-
 def test_values_are_compared_again_after_the_timing(monkeypatch):
     calls = []
 
@@ -173,7 +157,9 @@ def test_values_are_compared_again_after_the_timing(monkeypatch):
 
         return run
 
-    assert measured([Candidate("tired", tired)], monkeypatch)["tired"].wrong == 2 * 16
+    monkeypatch.setattr(Index, "candidates", lambda self: [Candidate("tired", tired)])
+    (timed,) = measure_case(Index(2, 16, BF16), CPU, {}, 0.05)[1]
+    assert timed.wrong == 2 * 16
 
 
 def line(label, role, graph_us, eager_us, wrong=0):
@@ -225,21 +211,6 @@ def test_figures_are_of_the_graph_beside_eager_calls_and_the_best_peer_is_right(
     assert found["wall_us"]["p50"] == pytest.approx(90.0)
 
 
-def test_csv_and_markdown_say_the_same_as_the_document(report):
-    report.add(*measured_case(1, line("python loop", PEER, None, 90.0)))
-    found = written(json.dumps(report.document()), KIND)
-    assert found["wrong"] == 3
-    view = KernelView(found, 80)
-    rows = list(csv.DictReader(view.render("csv").splitlines()))
-    assert [row["candidate"] for row in rows] == [row["candidate"] for row in report.rows if row["wall_us"]]
-    assert (rows[0]["time_us.p50"], rows[0]["versus.of"], rows[0]["wrong"]) == ("12.0", "triton row", "0")
-    assert rows[-1]["time_us.p50"] == ""
-    lines = view.render("md").splitlines()
-    assert "### index, dim 4096, bfloat16, random, cold, CUDA graph" in lines
-    (ours,) = (each for each in lines if "commlib*" in each)
-    assert ours.split(" | ")[2:6] == ["12.00", "1.37", "83", "7.00"]
-
-
 def test_a_file_of_the_user_is_measured_and_its_fault_is_a_line(call, tmp_path):
     (tmp_path / "theirs.py").write_text(
         "def candidates(kernel, case, inputs):\n"
@@ -255,10 +226,3 @@ def test_a_file_of_the_user_is_measured_and_its_fault_is_a_line(call, tmp_path):
     assert (rows["empty"]["role"], rows["copy"]["of_bound"]) == (FLOOR, 1)
     assert "# skipped absent: no licence" in text and "# skipped faulty: " in text
     assert rows["still"]["wrong"] > 0
-
-
-def test_a_cold_case_whose_sets_fit_into_the_cache_has_it_emptied():
-    device = torch.device("cpu")
-    assert measure._flush(Index(2, 64, BF16), 6, device)() > 0
-    assert measure._flush(Index(2, 64, BF16, hot=True), 1, device) is None
-    assert measure._flush(Index(1 << 16, 512, BF16), 3, device) is None

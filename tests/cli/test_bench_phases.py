@@ -12,11 +12,6 @@ from tests.cli.calls import exit_code, written
 ON_SHM = {"python", "native", "plan", "publish", "wait", "reduce", "copy"}
 
 
-def are(expected, phases):
-    """Say whether phases are those expected; a rank whose peers are there already has nothing to wait for."""
-    return phases | {"wait"} == expected
-
-
 def test_the_phases_of_each_rank_add_up_to_its_call(command, tmp_path):
     output = tmp_path / "comm.json"
     words = ("--sizes", "16K", "-o", str(output), "--time", "0.2", "--backend", "shm")
@@ -27,7 +22,8 @@ def test_the_phases_of_each_rank_add_up_to_its_call(command, tmp_path):
     assert found["choice"]["algorithm"].startswith("shm_")
     for rank in found["ranks"]:
         rows = [row for row in found["rows"] if row["rank"] == rank["rank"]]
-        assert are(ON_SHM, {row["phase"] for row in rows})
+        # A rank whose peers are there already has nothing to wait for.
+        assert {row["phase"] for row in rows} | {"wait"} == ON_SHM
         assert sum(row["us"] for row in rows) == pytest.approx(rank["sum_us"], rel=0.01)
         assert sum(row["share"] for row in rows) == pytest.approx(1, abs=0.01)
         assert rank["sum_us"] <= rank["stamped_us"], "what the stamps take is taken off"

@@ -89,9 +89,9 @@ def test_a_traceback_is_shown_when_asked_for(monkeypatch):
         main(["test"])
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("5", 5), ("5s", 5), ("2m", 120), ("1.5h", 5400), ("500ms", 0.5)])
-def test_a_time_has_one_grammar(text, seconds):
-    assert Seconds().convert(text, None, None) == seconds
+def test_a_time_has_one_grammar():
+    for text, seconds in (("5", 5), ("5s", 5), ("2m", 120), ("1.5h", 5400), ("500ms", 0.5)):
+        assert Seconds().convert(text, None, None) == seconds
     for wrong in ("", "s", "-1", "0", "5x", "nan", "1 2"):
         with pytest.raises(click.BadParameter, match="write 5, 5s, 2m or 1h"):
             Seconds().convert(wrong, None, None)
@@ -109,19 +109,12 @@ def test_a_document_goes_to_stdout_and_to_a_file_in_the_form_of_its_suffix(call,
 
 
 def test_colours_are_of_terminals_that_want_them(monkeypatch):
+    command = click.Command("test", callback=lambda: click.echo(click.style("ok", fg="green")))
+    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: command)
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda stream, color: color is False)
     for no_color, styled in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", no_color)
-        monkeypatch.setattr("click.utils.should_strip_ansi", lambda stream, color: color is False)
-        monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: saying(click.style("ok", fg="green")))
         assert ("\x1b[" in CliRunner().invoke(main, ["test"], color=True).output) == styled
-
-
-def saying(text):
-    @click.command()
-    def command():
-        click.echo(text)
-
-    return command
 
 
 def test_a_shell_completes_names(monkeypatch, capsys):
@@ -213,13 +206,8 @@ def test_ctrl_c_keeps_what_was_measured(command, call, tmp_path, monkeypatch):
 
 REFUSED = {
     "": [
-        ("nonsense", "commlib: no command 'nonsense'; see"),
         ("bnech", "no command 'bnech'; did you mean bench? see"),
         ("plan shw", "no command 'shw'; did you mean show? see"),
-        ("run -np 2 x.py", "'p' is not a valid number"),
-        ("doctor --nonsense", "commlib: "),
-        ("plan explain", "commlib: "),
-        ("bench index --time inf", "finite"),
         ("tune all_reduce --time inf", "finite"),
     ],
     "bench": [
@@ -227,22 +215,18 @@ REFUSED = {
         ("-o max", "-o is the file to write here; the reduction is --redop max"),
         ("--formt json", "no option --formt; did you mean --format? see"),
         ("allreduce", "; did you mean all_reduce?"),
-        ("--time 5x", "'5x' is no finite time above 0: write 5, 5s, 2m or 1h"),
     ],
     "bench -n 2": [
-        ("all_reduces", "no collective 'all_reduces'; did you mean all_reduce? there are all_reduce, "),
         ("--dtype float31", "no element type 'float31'; did you mean float32? there are float64, "),
         ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
         ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
         (f"--peer {__file__}", "has no function make()"),
         ("-b 1M -e 1K", "less than -b"),
         ("--root 2", "--root 2 is no rank; the last one is 1"),
-        ("-o nowhere/report.json", "no folder nowhere"),
         ("all_reduce --redop band", "nothing to measure: band of float32 is not defined"),
     ],
     "bench index": [
         ("--rows 0", "a number below 1 or above"),
-        ("--pattern zipf", "'sequential', 'random'"),
         ("-o nowhere/report.json", "no folder nowhere"),
     ],
     "bench attention": [
@@ -261,7 +245,6 @@ REFUSED = {
     ],
     "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention|radix` measures")],
     "tune -n 2": [
-        ("all_reduces", "no collective 'all_reduces'"),
         ("-b 1M -e 1K", "must be 1048576 or more, as -b"),
         ("-b 0 -e 0", "-e is 0 bytes, but must be 1 or more"),
         ("all_reduce --time 1s", "too short"),
@@ -272,10 +255,7 @@ REFUSED = {
         ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),
         ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
         ("show absent.json", "no plan file 'absent.json'"),
-        (
-            "show shm",
-            "plan shm: Expecting property name enclosed in double quotes: line 1",
-        ),  # a file comes before the plan of that name
+        ("show shm", "plan shm: Expecting property name"),  # a file comes before the plan of that name
         ("threshold 8M", "`commlib plan threshold` was removed; write `Plan.threshold(…).file_text`"),
     ],
 }

@@ -100,29 +100,3 @@ def test_without_a_backend_it_is_the_one_that_init_would_take(run, monkeypatch):
     assert (backends.here(2), backends.here(3)) == ("nccl", "shm")
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert backends.here(2) == "shm"
-
-
-def test_a_faulty_file_is_named_with_the_line_of_its_first_mistake(run):
-    lines = shipped_plan("shm").file_text.splitlines()
-    Path("cut.json").write_text("\n".join(lines[:9]))
-    Path("odd.json").write_text("\n".join(lines).replace("shm_twoshot", "shm_magic"))
-    for file, said in (
-        ("cut.json", "line 9 column"),
-        ("odd.json", "plan odd.json: rules[0].ranges[2]: all_reduce has no algorithm 'shm_magic'; it has shm_"),
-    ):
-        code, output, error = run("show", file)
-        assert (code, output, said in error) == (2, "", True), error
-    assert run("show", "nccl")[0] == 0
-
-
-def test_the_plan_that_init_would_take_is_the_users(run, monkeypatch):
-    path = user_path("shm", fingerprint("shm")["device"], 2)
-    path.parent.mkdir(parents=True)
-    document = {**shipped_plan("shm").document, "fingerprint": fingerprint("shm")}
-    path.write_text(json.dumps(document))
-    assert f"of {path} (plan " in " ".join(run("explain", "all_reduce")[1].split())
-    assert "match 6/6" in run("explain", "all_reduce")[1]
-    assert "plans/shm.json" in run("explain", "all_reduce", "-n", "3")[1]
-    monkeypatch.setenv("COMMLIB_PLAN", "shm.json")
-    Path("shm.json").write_text(shipped_plan("shm").file_text)
-    assert "of shm.json (plan " in run("explain", "all_reduce")[1]

@@ -60,12 +60,6 @@ def slot_of(rank: int, gpu: Gpu, graphs: dict[int, Graph] = GRAPHS) -> Slot:
     )
 
 
-def test_of_two_ranks_that_made_different_calls_both_are_named() -> None:
-    calls = captured(1, 0), replace(captured(1, 0), what=6)
-    (one,) = findings_in(*(replace(slot_of(rank, IDLE), calls={1: call}, graphs={}) for rank, call in enumerate(calls)))
-    assert (one.kind, one.ranks) == ("differs", (0, 1))
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -73,9 +67,12 @@ def test_of_two_ranks_that_made_different_calls_both_are_named() -> None:
         *(({"op": "reduce", "root": 1}, "operation"), ({"count": 8, "root": 1}, "size and root"), ({}, "arguments")),
     ],
 )
-def test_the_fields_that_differ_are_named(change: dict[str, Any], said: str) -> None:
+def test_of_two_ranks_that_made_different_calls_both_are_named_and_the_fields_that_differ(
+    change: dict[str, Any], said: str
+) -> None:
     calls = captured(1, 0), replace(captured(1, 0), what=6, **change)
     (one,) = findings_in(*(replace(slot_of(rank, IDLE), calls={1: call}, graphs={}) for rank, call in enumerate(calls)))
+    assert (one.kind, one.ranks) == ("differs", (0, 1))
     assert f"ranks differ in call #1, in its {said}: rank" in one.text
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,8 +76,7 @@ def test_a_rank_that_waits_as_long_as_others_for_it_is_not_late(waits: float, la
     assert [one.rank for one in _late(ranks, [[((1, 7), 0)]] * 100)] == late
 
 
-@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
+def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = tmp_path / "go"
     go.touch()
     three.run(nap)
@@ -89,30 +87,14 @@ def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pyte
         handle.join()
         three.close()
 
-    if slow:
-        threading.Timer(1.5, end).start()
-    else:  # between the two looks
-        monkeypatch.setattr(jobs, "time", SimpleNamespace(**{**vars(time), "sleep": end}))
-    options = ["--slow", "--time", "60"] if slow else []
-    shown = CliRunner().invoke(debug, [str(three.pids[0]), *options], standalone_mode=False)
-    late = slow and "no rank is late: " not in shown.output  # on few cores one may be
-    assert shown.return_value == 3 * late
-    assert ("until the job ended\n" if slow else "the job ended meanwhile") in shown.output
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(**{**vars(time), "sleep": end}))  # between the two looks
+    shown = CliRunner().invoke(debug, [str(three.pids[0])], standalone_mode=False)
+    assert (shown.return_value, "the job ended meanwhile" in shown.output) == (0, True)
 
 
 def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in_by_the_command_too(live, tmp_path) -> None:
     number = str(live.pids[0])
-    options = [
-        number,
-        "--slow",
-        "--time",
-        str(WATCH_S),
-        "--json",
-        "-o",
-        str(tmp_path / "slow.md"),
-        "--dump",
-        str(tmp_path),
-    ]
+    options = f"{number} --slow --time {WATCH_S} --json -o {tmp_path}/slow.md --dump {tmp_path}".split()
     with Working(live, tmp_path / "go", late=1) as working:
         watched, slow = working.slowness()
         (late,) = slow.late

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
 import torch
 
@@ -26,35 +27,14 @@ def exception(comm):
     raise RuntimeError("a bug")
 
 
-def sigterm(comm):
-    os.kill(os.getpid(), signal.SIGTERM)
+def killed(number, comm):
+    os.kill(os.getpid(), number)
     time.sleep(DEADLINE_S)
-
-
-def sigint(comm):
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(DEADLINE_S)
-
-
-def os_exit(comm):
-    os._exit(5)
 
 
 def in_a_daemon(call):
     threading.Thread(target=call, daemon=True).start()
     time.sleep(0.2)
-
-
-def daemon_in_a_small_call(comm):
-    in_a_daemon(lambda: comm.recv(torch.zeros(SMALL), 1))
-
-
-def daemon_in_a_large_call(comm):
-    in_a_daemon(lambda: comm.recv(torch.zeros(LARGE), 1))
-
-
-def daemon_in_a_collective(comm):
-    in_a_daemon(lambda: comm.all_reduce(torch.zeros(SMALL)))
 
 
 def pending_recv_and_exception(comm):
@@ -78,6 +58,20 @@ def forked_child(comm):
     sys.exit(7)
 
 
+# Each way and the exit code that Python gives it.
+WAYS = {
+    "exception": (exception, 1),
+    "sigterm": (partial(killed, signal.SIGTERM), -15),
+    "sigint": (partial(killed, signal.SIGINT), -2),
+    "os_exit": (lambda comm: os._exit(5), 5),
+    "daemon_in_a_small_call": (lambda comm: in_a_daemon(lambda: comm.recv(torch.zeros(SMALL), 1)), 0),
+    "daemon_in_a_large_call": (lambda comm: in_a_daemon(lambda: comm.recv(torch.zeros(LARGE), 1)), 0),
+    "daemon_in_a_collective": (lambda comm: in_a_daemon(lambda: comm.all_reduce(torch.zeros(SMALL))), 0),
+    "pending_recv_and_exception": (pending_recv_and_exception, 1),
+    "forked_child": (forked_child, 7),
+}
+
+
 def rank(number, way, job, backend):
     signal.alarm(int(DEADLINE_S) + 5)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -85,12 +79,11 @@ def rank(number, way, job, backend):
     comm = create(world, backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16)
     comm.barrier()
     if number == 0:
-        print(time.monotonic(), flush=True)
         return way(comm)
     try:
         comm.recv(torch.zeros(SMALL), 0)
     except CommError as error:
-        print(f"{type(error).__name__} {time.monotonic()} {error}", flush=True)
+        print(f"{type(error).__name__} {error}", flush=True)
     os._exit(0)
 
 
@@ -120,7 +113,7 @@ def reap(children):
 def main():
     jobs = []
     for name in sys.argv[2:]:
-        jobs.append(start(globals()[name], sys.argv[1]))
+        jobs.append(start(WAYS[name][0], sys.argv[1]))
         if jobs[-1] is None:
             return
     for children in jobs:

@@ -50,19 +50,7 @@ FOUND: dict[str, tuple[type[CommError], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("fault", "victim"),
-    [
-        ("death", 0),
-        ("death", 2),
-        ("late", 3),
-        ("abort", 3),
-        pytest.param("death", 3, marks=pytest.mark.slow),
-        pytest.param("late", 0, marks=pytest.mark.slow),
-        pytest.param("late", 2, marks=pytest.mark.slow),
-        pytest.param("abort", 0, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("fault", "victim"), [("death", 0), ("death", 2), ("late", 3), ("abort", 3)])
 def test_ranks_of_all_hosts_name_who_is_to_blame(fault: str, victim: int) -> None:
     error, text = FOUND[fault]
     timeout_s = LATE_S if fault == "late" else 30.0

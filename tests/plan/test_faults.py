@@ -12,44 +12,33 @@ import pytest
 
 from commlib.core.setup import find_plan
 from commlib.plan import Plan
-from commlib.plan.read import MAX_RULES, fault_of, read_rules, schema
+from commlib.plan.read import MAX_RULES, fault_of, schema
 from commlib.plan.search import shipped, shipped_plan
 from tests.plan.documents import HEAD, Rule, plan_of, tuned
 
 BAD = {
     "a truncated file": ('{"schema": "commlib.plan",\n "version"', "Expecting ':' delimiter: line 2 .* a whole copy"),
-    "an empty file": ("", "Expecting value: line 1"),
     "a key twice": ('{"schema": "commlib.plan",\n"schema": 1}', '"schema" is there twice'),
-    "no JSON": ("{\n x}", "Expecting property name .*: line 2"),
-    "a list": ("[]", r"not a plan file \(a plan is an object\)"),
-    "a foreign file": ('{\n"schema": "other"}', 'not a plan file .its "schema" is not "commlib.plan"'),
+    "a list": ("[]", r"not a plan file"),
+    "a foreign file": ('{\n"schema": "other"}', "not a plan file"),
     "a newer file": ('{"schema": "commlib.plan",\n"version": 9}', "version 9 is newer than the 2 that"),
     "an older file": ('{"schema": "commlib.plan",\n"version": 1}', "version 1 is older .* `commlib tune` again"),
-    "a version in quotes": ('{"schema": "commlib.plan", "version": "2"}', 'version is "2", expected 2'),
     "an odd key": ('{"schema": "commlib.plan",\n"a\\nb": 1}', r"a\\nb is not known here; known: schema"),
-    "no rules": ('{"schema": "commlib.plan", "version": 2}', 'the plan needs "rules"'),
     "a number JSON has not": ('{"schema": "commlib.plan",\n"version": NaN}', "NaN is not a JSON number"),
 }
-BAD_RULES: dict[str, tuple[Rule, str]] = {
+# Places that the schema knows of: what it says of other values is what our validator says, by another test.
+BAD_PLACES: dict[str, tuple[Rule, str]] = {
     "no op": ({}, r'rules\[0\] needs "op"'),
     "a key of a fallback": (
         {"op": "x", "ranges": [{"algorithm": "a"}], "fallback": [{"x": 8}]},
         r"fallback\[0\].x is not",
     ),
-    "no ranges": ({"op": "x"}, r'rules\[0\] needs "ranges"'),
-    "empty ranges": ({"op": "x", "ranges": []}, r"ranges is \[\], expected a list of at least one range"),
     "a misspelt key": ({"op": "x", "dtyp": 1}, r"rules\[0\].dtyp is not known here; known: op, dtype, redop"),
     "another mode": ({"op": "x", "mode": "lazy"}, r'mode is "lazy", expected "eager", "graph" or'),
-    "a world of 0": ({"op": "x", "world": [0, 2]}, r"world\[0\] is 0, expected a number of ranks"),
-    "half a world": ({"op": "x", "world": [1]}, r"world is \[1\], expected \[least, most\]"),
-}
-BAD_RANGES: dict[str, tuple[list[Rule], str]] = {
-    "no algorithm": ([{"max_bytes": 9}], r'rules\[0\].ranges\[0\] needs "algorithm" \(in the rule for x\)'),
-    "a size in words": ([{"algorithm": "a", "max_bytes": "8M"}], r'max_bytes is "8M", expected a whole number'),
-    "a size that is true": ([{"algorithm": "a", "max_bytes": True}], r"max_bytes is true, expected"),
-    "a negative size": ([{"algorithm": "a", "max_bytes": -1}], r"max_bytes is -1, expected"),
-    "a param in words": ([{"algorithm": "a", "params": {"blocks": "8"}}], r'params.blocks is "8", expected'),
-    "no alignment": ([{"algorithm": "a", "align": 0}], r"align is 0, expected a whole number of bytes, at least 1"),
+    "no algorithm": (
+        {"op": "x", "ranges": [{"max_bytes": 9}]},
+        r'rules\[0\].ranges\[0\] needs "algorithm" \(in the rule for x\)',
+    ),
 }
 BAD_ORDER: dict[str, tuple[list[Rule], str]] = {
     "sizes that do not rise": (
@@ -74,10 +63,9 @@ def text_of(rule: Rule) -> str:
 
 
 def faulty() -> dict[str, tuple[str, str]]:
-    rules = {name: (text_of(rule), message) for name, (rule, message) in BAD_RULES.items()}
-    ranges = {**BAD_RANGES, **BAD_ORDER}
+    rules = {name: (text_of(rule), message) for name, (rule, message) in BAD_PLACES.items()}
     rules["a world backwards"] = text_of(BACKWARDS), r"rules\[0\]: world ends at 2, below its start 4"
-    return {**BAD, **rules, **{n: (text_of({"op": "x", "ranges": r}), m) for n, (r, m) in ranges.items()}}
+    return {**BAD, **rules, **{n: (text_of({"op": "x", "ranges": r}), m) for n, (r, m) in BAD_ORDER.items()}}
 
 
 def test_a_faulty_file_is_a_value_error_that_names_the_file_and_what_is_wrong(tmp_path: Path) -> None:
@@ -97,12 +85,7 @@ def test_every_cut_of_a_plan_is_refused_with_a_line() -> None:
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    reasons = {
-        "absent": "there is no regular file of that name; give",
-        ".": "there is no regular file",
-        "binary": "is not a text file",
-    }
-    for name, why in reasons.items():
+    for name, why in {"absent": "no regular file", ".": "no regular file", "binary": "is not a text file"}.items():
         with pytest.raises(ValueError, match=f"plan {tmp_path / name}.*{why}"):
             Plan.load(tmp_path / name)
 
@@ -126,35 +109,25 @@ def test_more_rules_than_the_native_tables_count_are_refused() -> None:
         Plan.only({"barrier": "shm_oneshot"}, base=many)
 
 
-def good_documents() -> dict[str, Any]:
+def documents() -> dict[str, Any]:
     written = {name: json.loads(text) for name, text in shipped().items()}
     made = Plan.threshold(8, below="shm_oneshot", above="shm_twoshot", base=shipped_plan("shm"))
     rules = [{"op": "x", "world": [1, None], "ranges": [{"max_bytes": None, "algorithm": "a", "gain": None}]}]
     return {**written, "tuned": json.loads(tuned()), "made": made.document, "small": {**HEAD, "rules": rules}}
 
 
-def documents() -> dict[str, tuple[Any, bool]]:
-    bad = {name: text_of(rule) for name, (rule, _) in BAD_RULES.items()}
-    bad |= {name: text_of({"op": "x", "ranges": ranges}) for name, (ranges, _) in BAD_RANGES.items()}
-    lacking = {"no rules": HEAD, "another schema": {**HEAD, "schema": "x", "rules": []}, "a list": []}
-    lacking["no device"] = {**HEAD, "rules": [], "fingerprint": {"backend": "shm"}}
-    lacking["a newer one"] = {**HEAD, "rules": [], "version": 3}
-    good = {name: (document, True) for name, document in good_documents().items()}
-    return good | {n: (json.loads(t), False) for n, t in bad.items()} | {n: (d, False) for n, d in lacking.items()}
+def agree(document: Any) -> bool:
+    """Say whether a document is a plan, which we and the JSON schema say alike."""
+    right = fault_of(document, schema()) is None
+    assert right == jsonschema.Draft202012Validator(schema()).is_valid(document), document
+    return right
 
 
-def test_our_validator_says_what_the_json_schema_does() -> None:
-    def ours(document: Any) -> bool:
-        try:
-            read_rules(document, "here")
-        except ValueError:
-            return False
-        return True
-
+def test_our_validator_takes_the_plans_that_the_json_schema_does() -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
-    for name, (document, right) in documents().items():
-        both = ours(document), jsonschema.Draft202012Validator(schema()).is_valid(document)
-        assert both == (right, right), name
+    assert all(map(agree, documents().values()))
+    lacking = (HEAD, {**HEAD, "schema": "x", "rules": []}, [], {**HEAD, "rules": [], "version": 3})
+    assert not any(map(agree, (*lacking, {**HEAD, "rules": [], "fingerprint": {"backend": "shm"}})))
 
 
 JUNK = (None, True, 0, -1, 3.5, 1 << 62, 1 << 20, (1 << 20) + 1, "", "plain", "graph", [], [1], [1, 2], {}, {"a": 1})
@@ -172,8 +145,8 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(value[key])
 
 
-def test_our_validator_says_what_the_json_schema_does_of_plans_spoilt_at_random() -> None:
-    draw, slow = random.Random(0), jsonschema.Draft202012Validator(schema())
+def test_our_validator_agrees_with_the_json_schema_on_plans_spoilt_at_random() -> None:
+    draw = random.Random(0)
     whole = {**json.loads(tuned()), "created": "c", "method": {}}
     whole["rules"].append(FULL)
     passes = []
@@ -184,6 +157,5 @@ def test_our_validator_says_what_the_json_schema_does_of_plans_spoilt_at_random(
             part[draw.choice(("odd", "max_bytes", "align", "fallback"))] = part.pop(key)
         else:
             part[key] = draw.choice(JUNK)
-        passes.append(fault_of(document, schema()) is None)
-        assert passes[-1] == slow.is_valid(document), document
+        passes.append(agree(document))
     assert 50 < sum(passes) < 950

@@ -40,16 +40,6 @@ def test_shipped_plans_have_a_known_algorithm_for_every_size(backend: str, world
         assert plan.explain(op, num_bytes, world=world, placement=placement).algorithm in known[op]
 
 
-@pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
-@pytest.mark.parametrize("name", ["nccl", "nccl-nvidia-h100-80gb-hbm3", "nccl-nvidia-h200"])
-def test_on_few_multiprocessors_symmetric_tensors_of_two_ranks_run_copy_engines(name: str, op: str) -> None:
-    plan, query = shipped_plan(name), {"world": 2, "mode": "graph"}
-    for num_bytes in (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28):
-        for placement, max_sms, engine in (("symmetric", 2, True), ("plain", 2, False), ("symmetric", 0, False)):
-            why = plan.explain(op, num_bytes, "bfloat16", placement=placement, max_sms=max_sms, **query)
-            assert (why.algorithm == "engine_pull") == engine
-
-
 def test_without_a_rule_a_collective_runs_the_first_row_of_its_table(mine: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(COLLECTIVES._tables, "another", replace(COLLECTIVES["broadcast"], name="another"))
     plans = {backend: find_plan(backend, "auto", 2) for backend in ("shm", "torch", "nccl_direct")}
@@ -82,8 +72,6 @@ def test_the_order_is_argument_variable_user_shipped(mine: Path, tmp_path: Path,
 
 UNFIT: dict[str, tuple[Any, str]] = {
     "truncated": (lambda: tuned()[:200], "take a whole copy"),
-    "foreign": (lambda: '{"schema": "x"}', "not a plan file"),
-    "newer": (lambda: tuned().replace('"version": 2', '"version": 3'), "version 3 is newer"),
     "of another device": (lambda: tuned(device="Z80"), "was tuned for device Z80, but this is"),
     "of another backend": (lambda: tuned(backend="nccl"), "was tuned for backend nccl, but this is shm"),
     "for other ranks": (lambda: tuned().replace("2,\n    2", "3,\n    3"), "has no rule for 2 ranks"),
@@ -160,9 +148,9 @@ def test_the_device_is_the_gpu_where_the_backend_uses_it(monkeypatch: pytest.Mon
     assert (of_cpus["device"], "gpu" in of_cpus, "nccl" in of_cpus) == (of_cpus["cpu"], False, False)
 
 
-@pytest.mark.parametrize("kind", ["Open Kernel Module for x86_64", "x86_64 Kernel Module"])
-def test_the_driver_is_read_from_either_kernel_module(kind: str) -> None:
-    assert driver_of(f"NVRM version: NVIDIA UNIX {kind}  580.95.05  Tue Sep 23\nGCC version: 12.2.0\n") == "580.95.05"
+def test_the_driver_is_read_from_either_kernel_module() -> None:
+    for kind in ("Open Kernel Module for x86_64", "x86_64 Kernel Module"):
+        assert driver_of(f"NVRM version: NVIDIA UNIX {kind}  580.95.05  Tue Sep 23\nGCC version: 12.2\n") == "580.95.05"
     assert driver_of("") is None
 
 
