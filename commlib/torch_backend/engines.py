@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -92,17 +92,19 @@ class Engines:
             raise ValueError(f"device is {device.type!r}, which backend {served!r} serves in this group")
         return self._communicators[device.type]
 
-    def end(self, why: str, end: Callable[[Communicator], None], others: str) -> None:
-        """End all: ours by `end`, torch's by their method of the name `others`."""
+    def end(self, why: str, how: str) -> None:
+        """End all; `how` is the method of torch's: shutdown or abort."""
         self._ended = self._ended or why
         self.cpu = self.cuda = None
         self._messages.clear()
         communicators, self._communicators = self._communicators, {}
         torchs, self._torchs = self._torchs, []
         for comm in communicators.values():
-            end(comm)
+            if how == "abort":
+                comm.abort(f"rank {comm.rank} aborted its process group")
+            comm.close()
         for engine in torchs:
-            getattr(engine, others)()
+            getattr(engine, how)()
         for record in self._records.values():
             record.close()
 
