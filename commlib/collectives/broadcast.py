@@ -29,9 +29,7 @@ BROADCAST = Collective(
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl"),
         rows.LINES_MOVE,
-        Algorithm(
-            "lsa_ll128_twoshot", "nccl", kernel="broadcast", params=rows.PACKETS, variants=rows.two_phases_of_lines
-        ),
+        rows.LINES_TWICE("lsa_ll128_twoshot", kernel="broadcast"),
         rows.PIPES_MOVE,
         rows.ENGINE_PULL,
         Algorithm("torch_direct", "torch", run=torch_direct),

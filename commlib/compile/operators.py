@@ -122,7 +122,8 @@ def _define_call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor
         return None if name == "send" else values[written]
 
     def fake(*arguments: Any) -> Tensor | None:
-        return None if name == "send" else _like(arguments[written])
+        out: Tensor = arguments[written]
+        return None if name == "send" else torch.empty_like(out, memory_format=torch.contiguous_format)
 
     def traced(calls: Calls, *arguments: Any) -> Tensor | None:
         graph_name, rank, _ = _KNOWN[id(calls)]
@@ -151,10 +152,6 @@ def _call(name: str, *arguments: Any) -> None:
     dispatcher = communicator(graph_name).dispatcher
     limit = dispatcher.limit(max_sms) if max_sms else ()
     dispatcher.now(name, *values, *limit)
-
-
-def _like(out: Tensor) -> Tensor:
-    return torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
 def _run_norm(*arguments: Any) -> tuple[Tensor, ...]:

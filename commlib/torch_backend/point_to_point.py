@@ -46,7 +46,12 @@ class HostMessages:
         self._taking: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # one receiver a peer at a time
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
-        return self._message("send", lambda x, dst: self._post(joined([x]), dst, tag), tensors[0], dst)
+        def post(x: Tensor, dst: int) -> None:
+            make, row = self._comm.dispatcher.make, joined([x])
+            make("send", torch.tensor([tag, _CODES[x.dtype], x.numel()], device="cpu"), dst)
+            make("send", row, dst)
+
+        return self._message("send", post, tensors[0], dst)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
         def take(x: Tensor, src: int) -> None:
@@ -86,11 +91,6 @@ class HostMessages:
         work = self._comm.dispatcher.message(name, run, x, peer, async_op=not waits)
         return Done([x]) if work is None else work
 
-    def _post(self, x: Tensor, dst: int, tag: int) -> None:
-        make = self._comm.dispatcher.make
-        make("send", torch.tensor([tag, _CODES[x.dtype], x.numel()], device="cpu"), dst)
-        make("send", x, dst)
-
     def _take(self, x: Tensor, src: int, tag: int) -> None:
         with self._taking[src]:
             while not self._take_stored(x, src, tag) and not self._take_next(x, src, tag):
@@ -100,7 +100,12 @@ class HostMessages:
         stored = self._stored[src]
         for at, (sent_tag, message) in enumerate(stored):
             if sent_tag == tag:
-                _check(x, message.dtype, message.numel(), src, tag)
+                if (x.dtype, x.numel()) != (message.dtype, message.numel()):
+                    raise ValueError(
+                        f"recv expects {counted(x.numel(), 'element')} of {x.dtype}, but rank {src} sent "
+                        f"{message.numel()} of {message.dtype} (tag {tag}); give send and recv tensors of one size and "
+                        "dtype"
+                    )
                 write(x, message)
                 del stored[at]
                 return True
@@ -136,14 +141,6 @@ class HostMessages:
             nap_s = min(nap_s + 1e-5, _LONGEST_NAP_S)
         raise CommTimeout(
             f"rank {self._comm.rank}: recv from any rank: no message with tag {tag} within {timeout_s:g} s"
-        )
-
-
-def _check(x: Tensor, dtype: torch.dtype, count: int, src: int, tag: int) -> None:
-    if (x.dtype, x.numel()) != (dtype, count):
-        raise ValueError(
-            f"recv expects {counted(x.numel(), 'element')} of {x.dtype}, but rank {src} sent {count} of {dtype} "
-            f"(tag {tag}); give send and recv tensors of one size and dtype"
         )
 
 
