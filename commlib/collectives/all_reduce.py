@@ -26,7 +26,6 @@ ALL_REDUCE = Collective(
     invoke=lambda comm, x, out, call: comm.all_reduce(x, call.redop, out=None if out is x else out),
     bus_factor=lambda n: 2 * (n - 1) / n,
     reduces=True,
-    in_place=lambda call, whole: (whole, whole),
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("shm_twoshot", "shm", params=rows.CHUNKS, variants=rows.chunks),

@@ -22,7 +22,6 @@ BROADCAST = Collective(
     invoke=lambda comm, x, out, call: comm.broadcast(out, call.root),
     bus_factor=lambda n: 1.0,
     rooted=True,
-    in_place=lambda call, whole: (whole, whole),
     out_of_place=False,
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),

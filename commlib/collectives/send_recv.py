@@ -31,7 +31,7 @@ SEND_RECV = Collective(
     reference=lambda call, inputs, fold: inputs[(call.rank - 1) % call.size],
     # Sends to the next rank and receives from the one before: the ring of nccl-tests' sendrecv.
     invoke=lambda comm, x, out, call: comm.send_recv(x, (call.rank + 1) % call.size, out, (call.rank - 1) % call.size),
-    size_count=lambda call: call.count,  # of one message, however many a window has
+    has_in_place=False,
     bus_factor=lambda n: 1.0,
     algorithms=(
         Algorithm("shm_mailbox", "shm", params=(rows.PULL,), variants=rows.pulled),

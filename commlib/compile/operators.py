@@ -40,11 +40,6 @@ COLLECTIVES = (
     *("all_to_all", "all_to_allv", "gather", "scatter"),
 )
 MESSAGES = ("send", "recv", "send_recv")
-# What the operator of a call takes before max_sms: an operator always gets the `out` that its result is like.
-PARAMETERS = {
-    name: tuple(f"{'Tensor' if x.name == 'out' else x.type} {x.name}" for x in SIGNATURES[name].parameters)
-    for name in (*COLLECTIVES, *MESSAGES)
-}
 _NORM = f"{SIGNATURES['all_reduce_rms_norm'].inputs}, int max_sms, str comm"
 
 COMMUNICATORS: WeakValueDictionary[str, Dispatching] = WeakValueDictionary()
@@ -103,9 +98,10 @@ def _order(name: str) -> None:
     _ORDERED.add(name)
 
 
-def _define_call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor | None]:
+def _define_call(name: str) -> Callable[..., Tensor | None]:
     """Define the operator of a call that writes one tensor, `out`, x of a broadcast, or none; return what is traced."""
-    names = [parameter.split()[1] for parameter in parameters]
+    parameters = SIGNATURES[name].parameters
+    names = [parameter.name for parameter in parameters]
     written = names.index("out") if "out" in names else 0
     limits = 0 if name in MESSAGES else 1
 
@@ -127,7 +123,7 @@ def _define_call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor
 
     def traced(calls: Calls, *arguments: Any) -> Tensor | None:
         graph_name, rank, _ = _KNOWN[id(calls)]
-        values = [_plain(parameter, value) for parameter, value in zip(parameters, arguments, strict=False)]
+        values = [_plain(parameter.type, value) for parameter, value in zip(parameters, arguments, strict=False)]
         if name == "send":
             OPS.send(*values, graph_name)
             return None
@@ -142,7 +138,9 @@ def _define_call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor
             target.copy_(result)
         return target
 
-    taken = (*parameters, *("int max_sms",)[:limits], "str comm")
+    # An operator always gets the `out` that its result is like.
+    taken = [f"{'Tensor' if x.name == 'out' else x.type} {x.name}" for x in parameters]
+    taken += [*("int max_sms",)[:limits], "str comm"]
     define(name, f"({', '.join(taken)}) -> {'()' if name == 'send' else 'Tensor'}", run, fake)
     return traced
 
@@ -174,9 +172,9 @@ def _run_norm_of_group(*arguments: Any) -> tuple[Tensor, ...]:
     return results
 
 
-def _plain(parameter: str, value: Any) -> Any:
-    if parameter != "str op":
-        return list(value) if parameter.startswith("SymInt[]") and value is not None else value
+def _plain(kind: str, value: Any) -> Any:
+    if kind != "str":
+        return list(value) if kind.startswith("SymInt[]") and value is not None else value
     for name, torchs in TORCH_OPS.items():  # Dynamo does not hash torch's
         if value is torchs:
             return name
@@ -202,7 +200,7 @@ def _check_tensor(x: object, argument: str, function: str) -> None:
 
 def _define_all() -> dict[str, Callable[..., Any]]:
     """Define the operators; return what is traced for each native call."""
-    traced = {name: _define_call(name, parameters) for name, parameters in PARAMETERS.items()}
+    traced = {name: _define_call(name) for name in (*COLLECTIVES, *MESSAGES)}
     for name, results in (("", "Tensor, Tensor"), ("_scales", "Tensor, Tensor, Tensor")):
         fake = lambda x, *rest: _norm_results(x, rest[-3])  # noqa: E731
         define(f"all_reduce_rms_norm{name}", f"({_NORM}) -> ({results})", _run_norm, fake)
@@ -276,11 +274,9 @@ class _DynamoImport(MetaPathFinder, Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Make it as its loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load it, and register."""
         self._loader.exec_module(module)
         _register_with_dynamo()
 

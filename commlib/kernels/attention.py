@@ -34,17 +34,14 @@ class Call(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Return how many heads read one KV head."""
-        return self.q.shape[1] // self.k_cache.shape[2]
+        return self.q.shape[1] // self.k_cache.shape[2]  # heads that read one KV head
 
     @property
     def page_size(self) -> int:
-        """Return how many keys an entry of the tables stands for."""
         return self.k_cache.shape[1]
 
     @property
     def rows(self) -> int:
-        """Return how many requests the tables have."""
         return len(self.tables) if self.starts is None else len(self.starts)
 
     @property

@@ -48,10 +48,6 @@ class Options:
     group_name: str = ""
     global_ranks_in_group: Sequence[int] = field(default_factory=list)
 
-    def settings(self) -> dict[str, Any]:
-        names = ("plan", "max_bytes", "checked", "max_sms")
-        return {name: getattr(self, name) for name in names}
-
 
 class CommlibGroup(dist.ProcessGroup):
     """Ranks that torch.distributed has brought together; made by torch, never by hand."""
@@ -67,7 +63,8 @@ class CommlibGroup(dist.ProcessGroup):
         # Of the two constructors the one that calls Python's methods from C++.
         super().__init__(place.rank, place.size)  # type: ignore[call-arg]
         self._place, self.options = place, options or Options()
-        self._engines = Engines(place, kinds, self.options.settings())
+        settings = {name: getattr(self.options, name) for name in ("plan", "max_bytes", "checked", "max_sms")}
+        self._engines = Engines(place, kinds, settings)
         self._name = ""
         self._sequence = self._splits = self._barriers = 0
         self._coalescing: list[Any] | None = None
