@@ -16,6 +16,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from inspect import unwrap
 from types import FrameType
 from typing import Any
@@ -148,8 +149,7 @@ class GpuMessages:
     """The messages of one group; `make` gives the engine when the first one comes."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._made: Any = None
+        self._engine = cache(make)
         self._batch: Batch | None = None
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
@@ -170,10 +170,6 @@ class GpuMessages:
         """Send those that were held; return their work, None without any."""
         batch, self._batch = self._batch, None
         return None if batch is None or not batch.parts else batch.go()
-
-    def _engine(self) -> Any:
-        self._made = self._made or self._make()
-        return self._made
 
     def _message(self, name: str, tensors: Sequence[Tensor], peer: int, tag: int) -> dist.Work:
         rows = [flat(x) for x in tensors]
