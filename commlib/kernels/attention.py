@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from commlib.kernels import dispatch
-from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
+from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, Scale, apart, compiling, grad_enabled
 from commlib.kernels.store import LAYOUTS
 from commlib.native import library
 
 FP8 = torch.float8_e4m3fn
-Scale: TypeAlias = "float | Tensor | None"
 
 
 class Call(NamedTuple):
@@ -101,7 +100,7 @@ def decode_attention(  # noqa: PLR0913
         k, v = in_pages(k_cache, dim, hnd), in_pages(v_cache, dim, hnd)
         _run(Call(out, q, k, v, *rest, (k_scale, v_scale), split_tokens or 0))
     else:
-        _dispatched(out, q, k_cache, v_cache, *rest, *_apart(k_scale), *_apart(v_scale), split_tokens or 0, hnd)
+        _dispatched(out, q, k_cache, v_cache, *rest, *apart(k_scale), *apart(v_scale), split_tokens or 0, hnd)
     return out
 
 
@@ -172,13 +171,6 @@ def _heads(rows: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:
         return rows.to(dtype).transpose(0, 1)
     factor = scale.view(-1, 1) if isinstance(scale, Tensor) else scale
     return (rows.float() * factor).transpose(0, 1)
-
-
-def _apart(scale: Scale) -> tuple[Tensor | None, float | None]:
-    """Return a scale as a tensor and as a number, one of which is None: an operator takes no "number or tensor"."""
-    if scale is None or isinstance(scale, Tensor):
-        return scale, None
-    return None, float(scale)
 
 
 # For torch.compile and tensor subclasses; the result is made outside, so that one operator serves both forms.

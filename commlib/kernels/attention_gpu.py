@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from commlib.errors import Unsupported
-from commlib.kernels.attention import FP8, Call, Scale
+from commlib.kernels.attention import FP8, Call
+from commlib.kernels.dispatch import Scale
 
 MIN_ROWS = 16  # of a product on tensor cores
 MIN_SPAN = 128  # keys: shorter spans cost more to add up than they save
