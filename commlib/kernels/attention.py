@@ -125,12 +125,12 @@ def on_cpu(call: Call) -> None:
     as_they_are = call.scales == (None, None) and call.k_cache.dtype == call.q.dtype
     dtype = call.q.dtype if as_they_are else torch.float32
     for query, (row, length) in enumerate(zip(rows, call.lengths.tolist(), strict=True)):
-        place = _places(call, _table(call, row), length)
-        if not len(place[0]):
+        pages, count = _pages(call, _table(call, row), length)
+        if not count:
             call.out[query] = 0
             continue
         k, v = (
-            _heads(_rows_at(cache, place).flatten(0, -3)[:length], scale, dtype)
+            _heads(cache.index_select(0, pages).flatten(0, 1)[:count], scale, dtype)
             for cache, scale in zip((call.k_cache, call.v_cache), call.scales, strict=True)
         )
         q = call.q[query].to(dtype).unflatten(0, (-1, call.group))
@@ -147,22 +147,15 @@ def _table(call: Call, row: int) -> Tensor:
     return call.tables[begin:] if 0 <= begin <= len(call.tables) else call.tables[:0]
 
 
-def _places(call: Call, table: Tensor, length: int) -> tuple[Tensor, ...]:
-    """Return what indexes the caches for the keys: whole pages, or each key where an entry names no page."""
+def _pages(call: Call, table: Tensor, length: int) -> tuple[Tensor, int]:
+    """Return the pages of the keys, without entries that name none, and how many keys they have."""
     size = call.page_size
     length = min(max(length, 0), len(table) * size)
     page = table[: -(-length // size)].to(torch.int64)
     seen = (page >= 0) & (page < len(call.k_cache))
-    if seen.all():
-        return (page,)
-    token = torch.arange(length)
-    token = token[seen[token // size]]
-    return page[token // size], token % size
-
-
-def _rows_at(cache: Tensor, place: tuple[Tensor, ...]) -> Tensor:
-    """Return what lies there; whole pages by index_select, which is several times as fast as an index."""
-    return cache.index_select(0, *place) if len(place) == 1 else cache[place]
+    unused = len(page) * size - length if length and seen[-1] else 0  # slots of the last page
+    page = page[seen]
+    return page, len(page) * size - unused
 
 
 def _heads(rows: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:
