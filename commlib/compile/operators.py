@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import count
 from types import FunctionType, ModuleType
@@ -260,25 +260,24 @@ def untraced(kind: type[C]) -> type[C]:
     return kind
 
 
-class _DynamoImport(MetaPathFinder, Loader):
+class _DynamoImport(MetaPathFinder):
     """Registers when a program imports Dynamo: that takes seconds, which programs that compile nothing do not pay."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Find the module as others do, and load it in their place."""
+        """Find the module as others do; its loader then registers, too."""
         if fullname != "torch._dynamo":
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None and spec.loader is not None:
-            self._loader, spec.loader = spec.loader, self
+            load = spec.loader.exec_module
+
+            def load_and_register(module: ModuleType) -> None:
+                load(module)
+                _register_with_dynamo()
+
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _register_with_dynamo()
 
 
 if "torch._dynamo" in sys.modules:

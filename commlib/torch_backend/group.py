@@ -296,21 +296,18 @@ def _first_tensor(arguments: tuple[Any, ...]) -> torch.Tensor:
     return x
 
 
-def _let_torch_call_monitored_barrier() -> None:
-    """Make dist.monitored_barrier call our groups: torch's function refuses every backend but gloo by its name."""
-    original: Any = dist.monitored_barrier
+_torchs_barrier: Any = dist.monitored_barrier  # refuses every backend but gloo by its name
 
-    @functools.wraps(original)
-    def reached(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        target: Any = group or dist.group.WORLD
-        if not isinstance(target, CommlibGroup):
-            original(group, timeout, wait_all_ranks)
-            return
-        if isinstance(timeout, (int, float)):
-            timeout = datetime.timedelta(seconds=timeout)
-        target.monitored_barrier(timeout, wait_all_ranks)
 
-    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = reached
+@functools.wraps(_torchs_barrier)
+def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    target: Any = group or dist.group.WORLD
+    if not isinstance(target, CommlibGroup):
+        _torchs_barrier(group, timeout, wait_all_ranks)
+        return
+    if isinstance(timeout, (int, float)):
+        timeout = datetime.timedelta(seconds=timeout)
+    target.monitored_barrier(timeout, wait_all_ranks)
 
 
 for _name in SIGNATURES:
@@ -321,4 +318,4 @@ for _name in MESSAGES:
 for _old, _name in OLD_NAMES.items():
     setattr(CommlibGroup, _old, getattr(CommlibGroup, _name))
 untraced(CommlibGroup)
-_let_torch_call_monitored_barrier()
+dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = _monitored_barrier
