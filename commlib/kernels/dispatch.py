@@ -43,7 +43,7 @@ def apart(scale: Scale) -> tuple[Tensor | None, float | None]:
 
 
 def on_meta(*arguments: object) -> bool:
-    """Return whether tensors have shapes only, so that torch's dispatcher answers; ask when native code refused."""
+    """Return whether tensors have shapes only, so that there is nothing to do; ask when native code refused."""
     devices = [tensor.device for tensor in arguments if isinstance(tensor, Tensor)]
     if not any(device.type == "meta" for device in devices):
         return False

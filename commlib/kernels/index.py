@@ -61,7 +61,6 @@ def _run(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out
     except ValueError:
         if not dispatch.on_meta(out, weights, ids):
             raise
-        _index_into(out, weights, ids, start, length, out_of_range)
 
 
 def out_of_range_count(device: str | torch.device = "cpu", *, kernel: str = "index", reset: bool = True) -> int:

@@ -57,25 +57,20 @@ def store(  # noqa: PLR0913
         raise ValueError(f"layout is {layout!r}, but must be one of {', '.join(LAYOUTS)}")
     reserved = (skip,) if isinstance(skip, int) else skip
     if not plain or compiling():
-        _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
+        first = (k_cache, v_cache, slots, k, v, layout == "HND", unique)
+        _store(*first, *apart(k_scale), *apart(v_scale), list(reserved))
         return
-    try:  # here, not in _run(): a star and another function cost 200 ns
+    try:  # here, not in a function that both ways call: a star and another function cost 200 ns
         library.store(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
     except ValueError:
         if not dispatch.on_meta(k_cache, v_cache, slots, k, v, k_scale, v_scale):
             raise
-        _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
 
 
 def _check_scales(**scales: object) -> None:
     for name, scale in scales.items():
         if scale is not None and not isinstance(scale, float | int | Tensor):
             raise TypeError(f"{name} of store is a {type(scale).__name__}, but must be a number or a torch tensor")
-
-
-def _dispatched(*arguments: Any) -> None:
-    *first, k_scale, v_scale, skip = arguments
-    _store(*first, *apart(k_scale), *apart(v_scale), list(skip))
 
 
 # For torch.compile and tensor subclasses.
