@@ -40,7 +40,6 @@ COLLECTIVES = (
     *("all_to_all", "all_to_allv", "gather", "scatter"),
 )
 MESSAGES = ("send", "recv", "send_recv")
-_NORM = f"{SIGNATURES['all_reduce_rms_norm'].inputs}, int max_sms, str comm"
 
 COMMUNICATORS: WeakValueDictionary[str, Dispatching] = WeakValueDictionary()
 OPS = torch.ops.commlib
@@ -194,16 +193,15 @@ def _barrier(calls: Calls) -> None:
     OPS.barrier(torch.empty(0, device=device), name)
 
 
-def _check_tensor(x: object, argument: str, function: str) -> None:
-    """Let it pass: what Dynamo traces as a tensor is one."""
-
-
 def _define_all() -> dict[str, Callable[..., Any]]:
     """Define the operators; return what is traced for each native call."""
     traced = {name: _define_call(name) for name in (*COLLECTIVES, *MESSAGES)}
+    # An operator takes all but what is only written.
+    taken = [f"{x.type} {x.name}" for x in SIGNATURES["all_reduce_rms_norm"].parameters if x.reads or not x.writes]
+    schema = ", ".join([*taken, "int max_sms", "str comm"])
     for name, results in (("", "Tensor, Tensor"), ("_scales", "Tensor, Tensor, Tensor")):
         fake = lambda x, *rest: _norm_results(x, rest[-3])  # noqa: E731
-        define(f"all_reduce_rms_norm{name}", f"({_NORM}) -> ({results})", _run_norm, fake)
+        define(f"all_reduce_rms_norm{name}", f"({schema}) -> ({results})", _run_norm, fake)
     schema = "(Tensor x, Tensor? residual, Tensor weight, float eps, float weight_bias, str group) -> (Tensor, Tensor)"
     define("all_reduce_rms_norm_of_group", schema, _run_norm_of_group, lambda x, *rest: _norm_results(x, None))
     # Of no device, Inductor would run it before what it has computed for the CPU, and free what that reads.
@@ -223,7 +221,7 @@ def _register_with_dynamo() -> None:
     try:
         for name, traced in _TRACED.items():
             _substitute(getattr(library.Calls, name), traced)
-        _substitute(library.check_tensor, _check_tensor)
+        _substitute(library.check_tensor, lambda x, argument, function: None)  # what Dynamo traces as a tensor is one
         if torch.__version__ < "2.13":
             _substitute_methods()
         order()
