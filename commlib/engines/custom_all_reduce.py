@@ -112,9 +112,8 @@ class CustomAllReduce:
             comm.close()
 
     def _serves(self, x: Tensor, types: tuple[torch.dtype, ...] = ()) -> bool:
-        if self.disabled or x.device != self.device or not x.is_contiguous():
-            return False
-        return not types or x.dtype in types
+        served = not self.disabled and x.device == self.device and x.is_contiguous()
+        return served and (not types or x.dtype in types)
 
 
 def _communicator(group: Any, device: torch.device, name: str) -> Communicator | None:

@@ -41,7 +41,7 @@ def index(
         start, length = _shard(vocab_range)
         out_of_range = "zero"  # the rows of other shards are no mistake
     if out is None:
-        out = weights.new_empty((*ids.shape, *weights.shape[1:]))
+        out = weights.new_empty((*ids.shape, *weights.shape[-1:]))
     (_index_into if not plain or compiling() else _run)(out, weights, ids, start, length, out_of_range)
     return out
 
