@@ -49,7 +49,7 @@ def found(comm: Communicator, name: str, candidates: list[Candidate], **changes:
 @on_ranks(3)
 def test_every_collective_is_measured_and_right(comm: Communicator) -> None:
     for name, collective in COLLECTIVES.items():
-        forms = [False] * collective.out_of_place + [True] * (collective.in_place is not None)
+        forms = [False] * collective.out_of_place + [True] * collective.has_in_place
         candidates = [Candidate(name, public_call(comm, collective), form) for form in forms]
         rows = [(r.label, r.wrong, len(r.times_s), r.skipped) for r in found(comm, name, candidates)]
         assert set(rows) == {(name, 0, 3, "")}

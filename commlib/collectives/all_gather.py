@@ -49,7 +49,6 @@ ALL_GATHER = Collective(
     shapes=lambda call: (call.count, call.count * call.size),
     reference=lambda call, inputs, fold: torch.cat(list(inputs)),
     invoke=lambda comm, x, out, call: comm.all_gather_into_tensor(out, x),
-    in_place=lambda call, whole: (call.block(whole), whole),
     algorithms=(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl", arena=True),
@@ -67,7 +66,6 @@ ALL_GATHERV = Collective(
     shapes=lambda call: (ragged(call)[call.rank], sum(ragged(call))),
     reference=lambda call, inputs, fold: torch.cat(list(inputs)),
     invoke=lambda comm, x, out, call: comm.all_gatherv(out, x, ragged(call)),
-    in_place=lambda call, whole: (block_of(whole, ragged(call), call.rank), whole),
     algorithms=(
         *_ALGORITHMS,
         rows.LINES_MOVE,

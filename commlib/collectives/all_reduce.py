@@ -26,7 +26,6 @@ ALL_REDUCE = Collective(
     invoke=lambda comm, x, out, call: comm.all_reduce(x, call.redop, out=None if out is x else out),
     bus_factor=lambda n: 2 * (n - 1) / n,
     reduces=True,
-    in_place=lambda call, whole: (whole, whole),
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("shm_twoshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
@@ -36,21 +35,12 @@ ALL_REDUCE = Collective(
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=rows.refuses_nccl_symmetric),
         Algorithm("lsa_ll_oneshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.lines),
-        Algorithm(
-            "lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=rows.PACKETS, variants=rows.two_phases_of_lines
-        ),
+        rows.LINES_TWICE("lsa_ll128_twoshot", kernel="all_reduce"),
         rows.LAMPORT("lsa_lamport_oneshot", kernel="all_reduce", variants=rows.whole_packets),
         rows.LAMPORT("lsa_lamport_twoshot", kernel="all_reduce", variants=rows.two_phases_of_packets),
         Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=rows.TILES, variants=rows.tiles),
         Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=rows.TILES, variants=rows.tiles),
-        Algorithm(
-            "lsa_pipe_twoshot",
-            "nccl",
-            kernel="all_reduce",
-            refuses=rows.refuses_before_hopper,
-            params=rows.PIPES,
-            variants=rows.pipes,
-        ),
+        rows.PIPED("lsa_pipe_twoshot", kernel="all_reduce"),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),
 )

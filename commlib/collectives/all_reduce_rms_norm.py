@@ -120,7 +120,6 @@ ALL_REDUCE_RMS_NORM = Collective(
     bus_factor=ALL_REDUCE.bus_factor,
     reduces=True,
     of_rows=True,
-    in_place=ALL_REDUCE.in_place,
     unit=lambda count: WIDTH if count >= WIDTH else COLUMNS,
     close=lambda dtype: torch.finfo(dtype).eps + 1e-6,
     algorithms=(

@@ -9,7 +9,7 @@ import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives import rows
-from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.spec import Algorithm, Call, Collective, Fold
 from commlib.collectives.torch_calls import refuses_lonely
 from commlib.counts import counted
 
@@ -69,7 +69,7 @@ def _out_splits(call: Call) -> list[int]:
     return [row[call.rank] for row in split_table(call)]
 
 
-def _received(call: Call, inputs: list[torch.Tensor]) -> torch.Tensor:
+def _received(call: Call, inputs: Sequence[torch.Tensor], fold: Fold) -> torch.Tensor:
     table, j = split_table(call), call.rank
     return torch.cat([x[sum(row[:j]) : sum(row[: j + 1])] for x, row in zip(inputs, table, strict=True)])
 
@@ -79,7 +79,6 @@ ALL_TO_ALL = Collective(
     shapes=lambda call: (call.count * call.size, call.count * call.size),
     reference=lambda call, inputs, fold: torch.cat([call.block(x) for x in inputs]),
     invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x),
-    in_place=lambda call, whole: (whole, whole),
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
@@ -95,8 +94,9 @@ ALL_TO_ALL = Collective(
 ALL_TO_ALLV = Collective(
     name="all_to_allv",
     shapes=lambda call: (sum(_in_splits(call)), sum(_out_splits(call))),
-    reference=lambda call, inputs, fold: _received(call, list(inputs)),
+    reference=_received,
     invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x, _out_splits(call), _in_splits(call)),
+    has_in_place=False,
     size_count=lambda call: max(max(row) for row in split_table(call)) * call.size,
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),

@@ -19,6 +19,7 @@ def torch_direct(backend: TorchBackend) -> None:
 BARRIER = Collective(
     name="barrier",
     shapes=lambda call: (0, 0),
+    has_in_place=False,
     reference=lambda call, inputs, fold: None,
     invoke=lambda comm, x, out, call: comm.barrier(),
     bus_factor=lambda n: 0.0,

@@ -22,16 +22,13 @@ BROADCAST = Collective(
     invoke=lambda comm, x, out, call: comm.broadcast(out, call.root),
     bus_factor=lambda n: 1.0,
     rooted=True,
-    in_place=lambda call, whole: (whole, whole),
     out_of_place=False,
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl"),
         rows.LINES_MOVE,
-        Algorithm(
-            "lsa_ll128_twoshot", "nccl", kernel="broadcast", params=rows.PACKETS, variants=rows.two_phases_of_lines
-        ),
+        rows.LINES_TWICE("lsa_ll128_twoshot", kernel="broadcast"),
         rows.PIPES_MOVE,
         rows.ENGINE_PULL,
         Algorithm("torch_direct", "torch", run=torch_direct),

@@ -7,7 +7,7 @@ from torch.distributed import GatherOptions
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives import rows
-from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.spec import Algorithm, Collective
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tensor, dst: int) -> None:
@@ -20,19 +20,12 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tenso
         torch.cat(blocks[0], out=as_bytes(out))
 
 
-def _in_place(call: Call, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if call.rank != call.root:
-        return whole[: call.count], whole[:0]
-    return call.block(whole), whole
-
-
 GATHER = Collective(
     name="gather",
     shapes=lambda call: (call.count, call.count * call.size if call.rank == call.root else 0),
     reference=lambda call, inputs, fold: torch.cat(list(inputs)) if call.rank == call.root else None,
     invoke=lambda comm, x, out, call: comm.gather(x, call.root, out=out if comm.rank == call.root else None),
     rooted=True,
-    in_place=_in_place,
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("nccl_direct", "nccl"),

@@ -6,8 +6,8 @@ asked for by COMMLIB_PLUGINS or an entry point | run the file | check its rows |
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -26,31 +26,18 @@ GROUP = "commlib.plugins"
 FFI_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # csrc/ffi/kernel.cc knows their sizes
 
 
-@dataclass(frozen=True)
-class Plugin:
-    path: Path
-    rows: Mapping[str, tuple[Algorithm, ...]]
-
-    @cached_property
-    def description(self) -> str:
-        """Which rows it has and a digest of its files: equal on two ranks where the plugins are."""
-        natives = {file for rows in self.rows.values() for row in rows for file in native_files(row)}
-        digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in (self.path, *sorted(natives))))
-        rows = " ".join(f"{op}:{row.name}" for op, of_op in self.rows.items() for row in of_op)
-        return f"{self.path.name} with {rows or 'no algorithm'}, digest {digest.hexdigest()[:8]}"
-
-
 class Tables(Mapping[str, Collective]):
     """The collectives by name, with the rows of plugins, which are loaded when the tables are first used."""
 
     def __init__(self, collectives: Iterable[Collective]) -> None:
         self._tables = {collective.name: collective for collective in collectives}
-        self._plugins: list[Plugin] = []
+        self._plugins: list[str] = []
         self._faults: list[str] = []
         self._asked = False
 
     @property
-    def plugins(self) -> list[Plugin]:
+    def plugins(self) -> list[str]:
+        """Which rows each has and a digest of its files: equal on two ranks where the plugins are."""
         self._loaded()
         return self._plugins
 
@@ -63,13 +50,17 @@ class Tables(Mapping[str, Collective]):
         """Add plugins by (who asks for it, file or module); `check` raises what is wrong with one."""
         for who, name in named:
             try:
-                plugin = read(name, self._tables)
+                path, by_op = read(name, self._tables)
             except ValueError as error:
                 self._faults.append(f"{who}: {error}")
                 continue
-            self._plugins.append(plugin)
-            for op, rows in plugin.rows.items():
+            for op, rows in by_op.items():
                 self._tables[op] = replace(self._tables[op], algorithms=(*self._tables[op].algorithms, *rows))
+            named_rows = [(op, row) for op, rows in by_op.items() for row in rows]
+            files = sorted({file for _, row in named_rows for file in native_files(row)})
+            digest = sha256(b"".join(sha256(file.read_bytes()).digest() for file in (path, *files))).hexdigest()
+            names = " ".join(f"{op}:{row.name}" for op, row in named_rows) or "no algorithm"
+            self._plugins.append(f"{path.name} with {names}, digest {digest[:8]}")
 
     def check(self) -> None:
         for fault in self.faults:
@@ -97,8 +88,8 @@ def asked_for() -> list[tuple[str, str]]:
     return of_variable + [(f"entry point {e.name}", e.value) for e in sorted(entry_points(group=GROUP))]
 
 
-def read(name: str, tables: Mapping[str, Collective]) -> Plugin:
-    """Run a plugin's Python file or module, and check its rows; every fault is a ValueError."""
+def read(name: str, tables: Mapping[str, Collective]) -> tuple[Path, dict[str, tuple[Algorithm, ...]]]:
+    """Run a plugin's Python file or module, and check its rows by collective; every fault is a ValueError."""
     try:
         module = load_module(Path(name).expanduser().absolute()) if name.endswith(".py") else import_module(name)
     except SyntaxError as error:
@@ -109,7 +100,7 @@ def read(name: str, tables: Mapping[str, Collective]) -> Plugin:
     by_op = getattr(module, "ALGORITHMS", None)
     if not isinstance(by_op, Mapping):
         raise ValueError(f'{path} has no ALGORITHMS; give it ALGORITHMS = {{"all_reduce": [Algorithm(…)]}}')
-    return Plugin(path, {op: tuple(_placed(path, op, rows, tables)) for op, rows in by_op.items()})
+    return path, {op: tuple(_placed(path, op, rows, tables)) for op, rows in by_op.items()}
 
 
 def _placed(path: Path, op: str, rows: Any, tables: Mapping[str, Collective]) -> Iterator[Algorithm]:

@@ -32,7 +32,6 @@ REDUCE = Collective(
     bus_factor=lambda n: 1.0,
     reduces=True,
     rooted=True,
-    in_place=lambda call, whole: (whole, whole),
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=rows.CHUNKS, variants=rows.chunks),
         Algorithm("nccl_direct", "nccl", ordered=False, refuses=rows.refuses_nccl),

@@ -45,7 +45,6 @@ REDUCE_SCATTER = Collective(
     reference=lambda call, inputs, fold: fold([call.block(x) for x in inputs], call.redop),
     invoke=lambda comm, x, out, call: comm.reduce_scatter_tensor(out, x, call.redop),
     reduces=True,
-    in_place=lambda call, whole: (whole, call.block(whole)),
     algorithms=(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=rows.refuses_nccl),
@@ -65,6 +64,5 @@ REDUCE_SCATTERV = Collective(
     reference=lambda call, inputs, fold: fold([block_of(x, ragged(call), call.rank) for x in inputs], call.redop),
     invoke=lambda comm, x, out, call: comm.reduce_scatterv(out, x, ragged(call), call.redop),
     reduces=True,
-    in_place=lambda call, whole: (whole, block_of(whole, ragged(call), call.rank)),
     algorithms=(*_ALGORITHMS, rows.LINES_REDUCE, rows.PIPES_REDUCE),
 )

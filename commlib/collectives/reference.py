@@ -25,17 +25,16 @@ _STEPS = {
 }
 
 
-def ordered(inputs: Sequence[torch.Tensor], redop: str, size: int | None = None) -> torch.Tensor:
+def ordered(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
     """Reduce in rank order the way commlib promises: fp32 for small floats, one rounding, integers wrap.
 
     Averages of integers of 8 and 16 bits are added up in 32.
-    Where the inputs are themselves sums, an average is over `size` ranks.
     """
-    dtype, size = inputs[0].dtype, size or len(inputs)
+    dtype, size = inputs[0].dtype, len(inputs)
     if redop == "avg" and dtype in NARROW_INTEGERS:
-        return ordered([x.int() for x in inputs], redop, size).to(dtype)
+        return ordered([x.int() for x in inputs], redop).to(dtype)
     if dtype in _UNSIGNED:
-        return _ordered_unsigned(inputs, redop, size)
+        return _ordered_unsigned(inputs, redop)
     if dtype == torch.bool:
         any_or_all = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}.get(redop, redop)
         return _fold(inputs, any_or_all)
@@ -77,8 +76,8 @@ def _finish(total: torch.Tensor, redop: str, n: int) -> torch.Tensor:
     return torch.div(total, n, rounding_mode="trunc")
 
 
-def _ordered_unsigned(inputs: Sequence[torch.Tensor], redop: str, size: int) -> torch.Tensor:
+def _ordered_unsigned(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
     """Go through numpy: torch has few operations on wide unsigned integers."""
     first, *others = (x.cpu().numpy() for x in inputs)
     total = functools.reduce(getattr(np, _STEPS[redop]), others, first.copy())
-    return torch.from_numpy(np.asarray(total // size if redop == "avg" else total))
+    return torch.from_numpy(np.asarray(total // len(inputs) if redop == "avg" else total))

@@ -170,11 +170,9 @@ ENGINE_PULL = Algorithm(
     "engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=engines
 )
 LAMPORT = partial(Algorithm, backend="nccl", refuses=refuses_lamport, params=PACKETS)
+LINES_TWICE = partial(Algorithm, backend="nccl", params=PACKETS, variants=two_phases_of_lines)
+PIPED = partial(Algorithm, backend="nccl", refuses=refuses_before_hopper, params=PIPES, variants=pipes)
 LINES_MOVE = Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines)
 LINES_REDUCE = Algorithm("lsa_ll128_exchange", "nccl", kernel="reduce", params=PACKETS, variants=lines)
-PIPES_MOVE = Algorithm(
-    "lsa_pipe_exchange", "nccl", kernel="all_to_all", refuses=refuses_before_hopper, params=PIPES, variants=pipes
-)
-PIPES_REDUCE = Algorithm(
-    "lsa_pipe_exchange", "nccl", kernel="reduce", refuses=refuses_before_hopper, params=PIPES, variants=pipes
-)
+PIPES_MOVE = PIPED("lsa_pipe_exchange", kernel="all_to_all")
+PIPES_REDUCE = PIPED("lsa_pipe_exchange", kernel="reduce")

@@ -7,7 +7,7 @@ from torch.distributed import ScatterOptions
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives import rows
-from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.spec import Algorithm, Collective
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor | None, src: int) -> None:
@@ -19,19 +19,12 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor | Non
     as_bytes(out).copy_(block)
 
 
-def _in_place(call: Call, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if call.rank != call.root:
-        return whole[:0], whole[: call.count]
-    return whole, call.block(whole)
-
-
 SCATTER = Collective(
     name="scatter",
     shapes=lambda call: (call.count * call.size if call.rank == call.root else 0, call.count),
     reference=lambda call, inputs, fold: call.block(inputs[call.root]),
     invoke=lambda comm, x, out, call: comm.scatter(x if comm.rank == call.root else None, call.root, out=out),
     rooted=True,
-    in_place=_in_place,
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=rows.MOVED_CHUNKS, variants=rows.moved_chunks),
         Algorithm("nccl_direct", "nccl"),

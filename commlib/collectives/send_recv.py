@@ -10,7 +10,7 @@ import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives import rows
-from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import refuses_lonely
 
 Message: TypeAlias = "torch.Tensor | None"
@@ -26,16 +26,12 @@ def torch_direct(backend: TorchBackend, x: Message, dst: int, out: Message, src:
     backend.at_once(messages)
 
 
-def _pass_on(comm: Any, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
-    """Send to the next rank and receive from the one before: the ring of nccl-tests' sendrecv."""
-    comm.send_recv(x, (comm.rank + 1) % comm.size, out, (comm.rank - 1) % comm.size)
-
-
 SEND_RECV = Collective(
     name="send_recv",
     reference=lambda call, inputs, fold: inputs[(call.rank - 1) % call.size],
-    invoke=_pass_on,
-    size_count=lambda call: call.count,  # of one message, however many a window has
+    # Sends to the next rank and receives from the one before: the ring of nccl-tests' sendrecv.
+    invoke=lambda comm, x, out, call: comm.send_recv(x, (call.rank + 1) % call.size, out, (call.rank - 1) % call.size),
+    has_in_place=False,
     bus_factor=lambda n: 1.0,
     algorithms=(
         Algorithm("shm_mailbox", "shm", params=(rows.PULL,), variants=rows.pulled),

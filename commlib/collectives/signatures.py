@@ -53,11 +53,6 @@ class Signature:
             places = [self.place("x") if arguments[out] is None else out]
         return [(at, arguments[at]) for at in places if isinstance(arguments[at], torch.Tensor)]
 
-    @property
-    def inputs(self) -> str:
-        """The schema of what goes in, as an operator of torch takes it: all but what is only written."""
-        return ", ".join(f"{x.type} {x.name}" for x in self.parameters if x.reads or not x.writes)
-
 
 _X, _OUT = Parameter("x", reads=True), Parameter("out", writes=True)
 _OPTIONAL_OUT = Parameter("out", "Tensor?", writes=True)

@@ -123,7 +123,7 @@ class Collective:
     `count` of a call is what nccl-tests prints as count. `shapes(call)` gives the elements of (input, output) on this
     rank, 0 where it has none. `reference(call, inputs, fold)` gives this rank's output from every rank's input, or None
     where it receives nothing. `invoke(comm, x, out, call)` makes the public call of a Communicator, which stands above
-    this layer. `in_place(call, whole)` cuts (input, output) out of one buffer; None where that has no meaning.
+    this layer. `has_in_place`: input and output may be the same memory, or the smaller of them in the larger.
     `of_rows`: kernels end with what is done to each row of the sum. A count near c is a multiple of `unit(c)`. Outputs
     may be `close` to the reference, as a share of it, where their bits may differ. The size of a call is that of
     `size_count(call)` elements, else of the larger tensor of a root; a rank moves `bus_factor(ranks)` times as much.
@@ -136,7 +136,7 @@ class Collective:
     shapes: Callable[[Call], tuple[int, int]] = lambda call: (call.count, call.count)
     reduces: bool = False
     rooted: bool = False
-    in_place: Callable[[Call, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
+    has_in_place: bool = True
     out_of_place: bool = True
     unit: Callable[[int], int] = lambda count: 1
     of_rows: bool = False
@@ -166,6 +166,16 @@ class Collective:
     def whole(self, count: int) -> int:
         unit = self.unit(count)
         return -(-count // unit) * unit
+
+    def in_place(self, call: Call, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cut (input, output) out of one buffer: the smaller one is this rank's block of the larger."""
+        elements = self.shapes(call)
+        if elements[0] == elements[1]:
+            return whole, whole
+        smaller = elements.index(min(elements))
+        start = sum(self.shapes(replace(call, rank=rank))[smaller] for rank in range(call.rank))
+        block = whole[start : start + elements[smaller]]
+        return (block, whole) if smaller == 0 else (whole, block)
 
     def num_bytes(self, call: Call) -> int:
         """Return the size nccl-tests and the plan use for this call."""

@@ -19,16 +19,7 @@ from commlib.native import library
 from commlib.redops import TORCH_OPS, redop_name
 
 REDUCIBLE = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-    }
+    getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 )
 
 

@@ -39,15 +39,11 @@ Results = Mapping[str, tuple[str, torch.dtype | None]]
 Tensors = tuple[Tensor | None, ...]
 
 
-def epilogue(
-    source: str,
-    *,
-    outputs: Results,
-    reference: Callable[..., Tensor | tuple[Tensor, ...]],
-    inputs: Kinds | None = None,
-    numbers: Sequence[str] = (),
-    name: str = "epilogue",
-) -> Epilogue:
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Epilogue:
     """Declare what is done to each row of a sum over all ranks; call what is returned: `scaled(comm, x, …)`.
 
     On GPUs of one host the source becomes part of the kernel that adds up the rows. It is compiled at the first call
@@ -77,48 +73,38 @@ def epilogue(
         >>> half(comm, torch.ones(8))  # on two ranks
         tensor([1., 1., 1., 1., 1., 1., 1., 1.])
     """
-    if isinstance(numbers, str):
-        raise TypeError(f"numbers is {numbers!r}, but must be names, as ({numbers!r},)")
-    if not callable(reference):
-        raise TypeError(f"reference is of type {type(reference).__name__}, but must be a function")
-    return Epilogue(name, inspect.cleandoc(source), dict(inputs or {}), dict(outputs), tuple(numbers), reference)
-
-
-def _element(dtype: torch.dtype | None) -> str:
-    return "T" if dtype is None else ELEMENTS[_name(dtype)]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-class Epilogue:
-    """What `commlib.epilogue` returns: `text` is its device code, `reference` the caller's function."""
 
     def __init__(
         self,
-        name: str,
         source: str,
-        inputs: Kinds,
+        *,
         outputs: Results,
-        numbers: tuple[str, ...],
-        reference: Callable[..., Any],
+        reference: Callable[..., Tensor | tuple[Tensor, ...]],
+        inputs: Kinds | None = None,
+        numbers: Sequence[str] = (),
+        name: str = "epilogue",
     ) -> None:
-        self.name, self.reference, self._source = name, reference, source
-        self._inputs, self._outputs, self._numbers = inputs, outputs, numbers
+        if isinstance(numbers, str):
+            raise TypeError(f"numbers is {numbers!r}, but must be names, as ({numbers!r},)")
+        if not callable(reference):
+            raise TypeError(f"reference is of type {type(reference).__name__}, but must be a function")
+        self.name, self.reference, self._source = name, reference, inspect.cleandoc(source)
+        self._inputs, self._outputs, self._numbers = dict(inputs or {}), dict(outputs), tuple(numbers)
         self._check()
-        content = source, list(inputs.items()), [(name, str(output)) for name, output in outputs.items()], numbers
+        written = [(output, str(kind)) for output, kind in self._outputs.items()]
+        content = self._source, list(self._inputs.items()), written, self._numbers
         digest = sha256(json.dumps(content).encode()).digest()[:8]  # what ranks must agree on
         self.symbol = f"{name}_{digest.hex()}"  # the name of its struct in device code: another one for each epilogue
         self.text = self._code()
-        self._taken, names = (*inputs, *numbers), (*inputs, *outputs, *numbers)
+        self._taken = (*self._inputs, *self._numbers)
+        names = (*self._inputs, *self._outputs, *self._numbers)
         self._read, self._written = len(self._inputs), len(self._inputs) + len(self._outputs)
         self._no_outputs = dict.fromkeys(self._outputs)
         self._in_order: Callable[[dict[str, Any]], tuple[Any, ...]] = (
             itemgetter(*names) if len(names) > 1 else lambda arguments: (arguments[names[0]],)
         )
-        kinds = [*inputs.values(), *(kind for kind, _ in outputs.values())]
-        dtypes = [DTYPES.index(_name(dtype)) if dtype else -1 for _, dtype in outputs.values()]
+        kinds = [*self._inputs.values(), *(kind for kind, _ in self._outputs.values())]
+        dtypes = [DTYPES.index(_name(dtype)) if dtype else -1 for _, dtype in self._outputs.values()]
         self._native = library.open_epilogue(
             self.name,
             ", ".join((*self._inputs, *self._outputs)),
@@ -247,7 +233,7 @@ class Epilogue:
         lines += ["static __device__ __forceinline__ void run(Block& block) {"]
         lines += ["using T = typename Block::Element;", "using Row = typename Block::Row;"]
         fields = [("value" if kind == "number" else "input", f"E{i}") for i, kind in enumerate(self._inputs.values())]
-        fields += [("output", _element(dtype)) for _, dtype in self._outputs.values()]
+        fields += [("output", ELEMENTS[_name(dtype)] if dtype else "T") for _, dtype in self._outputs.values()]
         bindings = {
             name: f"block.template {kind}<{element}>({at})"
             for at, (name, (kind, element)) in enumerate(zip((*self._inputs, *self._outputs), fields, strict=True))
@@ -286,6 +272,9 @@ class Epilogue:
         places = [arguments.get(name) for name in self._no_outputs]
         outs = [result if out is None else out.copy_(result) for out, result in zip(places, results, strict=True)]
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+epilogue = Epilogue  # its public name
 
 
 def _like(x: Tensor, kind: str, dtype: torch.dtype | None) -> Tensor:

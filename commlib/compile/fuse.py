@@ -61,9 +61,7 @@ def fuse(graph: Graph | GraphModule) -> int:
 
     `torch.compile(model, backend=commlib.inductor)` does this for Inductor. Call it in a torch.compile backend that
     you write, on what AOTAutograd passes to it, or in a pass that you give Inductor as `post_grad_custom_pre_pass`.
-
-    Args:
-        graph: A graph of aten's operators, which is changed.
+    The graph is of aten's operators, and is changed.
     """
     nodes = graph.graph if isinstance(graph, GraphModule) else graph
     calls = sum(map(_is_sum, nodes.nodes))
@@ -76,14 +74,7 @@ def fuse(graph: Graph | GraphModule) -> int:
 
 
 def inductor(model: GraphModule, inputs: list[Any], *, mode: str | None = None, options: Any = None) -> Any:
-    """Compile with Inductor and `fuse`: `torch.compile(model, backend=commlib.inductor, mode="reduce-overhead")`.
-
-    Args:
-        model: What Dynamo traced.
-        inputs: Its inputs.
-        mode: As of torch.compile.
-        options: As of torch.compile.
-    """
+    """Compile with Inductor and `fuse`: `torch.compile(model, backend=commlib.inductor, mode="reduce-overhead")`."""
     from torch._inductor import config
 
     if (options or {}).get(_HOOK) or getattr(config, _HOOK):

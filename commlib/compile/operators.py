@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import count
 from types import FunctionType, ModuleType
@@ -40,12 +40,6 @@ COLLECTIVES = (
     *("all_to_all", "all_to_allv", "gather", "scatter"),
 )
 MESSAGES = ("send", "recv", "send_recv")
-# What the operator of a call takes before max_sms: an operator always gets the `out` that its result is like.
-PARAMETERS = {
-    name: tuple(f"{'Tensor' if x.name == 'out' else x.type} {x.name}" for x in SIGNATURES[name].parameters)
-    for name in (*COLLECTIVES, *MESSAGES)
-}
-_NORM = f"{SIGNATURES['all_reduce_rms_norm'].inputs}, int max_sms, str comm"
 
 COMMUNICATORS: WeakValueDictionary[str, Dispatching] = WeakValueDictionary()
 OPS = torch.ops.commlib
@@ -103,9 +97,10 @@ def _order(name: str) -> None:
     _ORDERED.add(name)
 
 
-def _define_call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor | None]:
+def _define_call(name: str) -> Callable[..., Tensor | None]:
     """Define the operator of a call that writes one tensor, `out`, x of a broadcast, or none; return what is traced."""
-    names = [parameter.split()[1] for parameter in parameters]
+    parameters = SIGNATURES[name].parameters
+    names = [parameter.name for parameter in parameters]
     written = names.index("out") if "out" in names else 0
     limits = 0 if name in MESSAGES else 1
 
@@ -122,11 +117,12 @@ def _define_call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor
         return None if name == "send" else values[written]
 
     def fake(*arguments: Any) -> Tensor | None:
-        return None if name == "send" else _like(arguments[written])
+        out: Tensor = arguments[written]
+        return None if name == "send" else torch.empty_like(out, memory_format=torch.contiguous_format)
 
     def traced(calls: Calls, *arguments: Any) -> Tensor | None:
         graph_name, rank, _ = _KNOWN[id(calls)]
-        values = [_plain(parameter, value) for parameter, value in zip(parameters, arguments, strict=False)]
+        values = [_plain(parameter.type, value) for parameter, value in zip(parameters, arguments, strict=False)]
         if name == "send":
             OPS.send(*values, graph_name)
             return None
@@ -141,7 +137,9 @@ def _define_call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor
             target.copy_(result)
         return target
 
-    taken = (*parameters, *("int max_sms",)[:limits], "str comm")
+    # An operator always gets the `out` that its result is like.
+    taken = [f"{'Tensor' if x.name == 'out' else x.type} {x.name}" for x in parameters]
+    taken += [*("int max_sms",)[:limits], "str comm"]
     define(name, f"({', '.join(taken)}) -> {'()' if name == 'send' else 'Tensor'}", run, fake)
     return traced
 
@@ -151,10 +149,6 @@ def _call(name: str, *arguments: Any) -> None:
     dispatcher = communicator(graph_name).dispatcher
     limit = dispatcher.limit(max_sms) if max_sms else ()
     dispatcher.now(name, *values, *limit)
-
-
-def _like(out: Tensor) -> Tensor:
-    return torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
 def _run_norm(*arguments: Any) -> tuple[Tensor, ...]:
@@ -177,9 +171,9 @@ def _run_norm_of_group(*arguments: Any) -> tuple[Tensor, ...]:
     return results
 
 
-def _plain(parameter: str, value: Any) -> Any:
-    if parameter != "str op":
-        return list(value) if parameter.startswith("SymInt[]") and value is not None else value
+def _plain(kind: str, value: Any) -> Any:
+    if kind != "str":
+        return list(value) if kind.startswith("SymInt[]") and value is not None else value
     for name, torchs in TORCH_OPS.items():  # Dynamo does not hash torch's
         if value is torchs:
             return name
@@ -199,16 +193,15 @@ def _barrier(calls: Calls) -> None:
     OPS.barrier(torch.empty(0, device=device), name)
 
 
-def _check_tensor(x: object, argument: str, function: str) -> None:
-    """Let it pass: what Dynamo traces as a tensor is one."""
-
-
 def _define_all() -> dict[str, Callable[..., Any]]:
     """Define the operators; return what is traced for each native call."""
-    traced = {name: _define_call(name, parameters) for name, parameters in PARAMETERS.items()}
+    traced = {name: _define_call(name) for name in (*COLLECTIVES, *MESSAGES)}
+    # An operator takes all but what is only written.
+    taken = [f"{x.type} {x.name}" for x in SIGNATURES["all_reduce_rms_norm"].parameters if x.reads or not x.writes]
+    schema = ", ".join([*taken, "int max_sms", "str comm"])
     for name, results in (("", "Tensor, Tensor"), ("_scales", "Tensor, Tensor, Tensor")):
         fake = lambda x, *rest: _norm_results(x, rest[-3])  # noqa: E731
-        define(f"all_reduce_rms_norm{name}", f"({_NORM}) -> ({results})", _run_norm, fake)
+        define(f"all_reduce_rms_norm{name}", f"({schema}) -> ({results})", _run_norm, fake)
     schema = "(Tensor x, Tensor? residual, Tensor weight, float eps, float weight_bias, str group) -> (Tensor, Tensor)"
     define("all_reduce_rms_norm_of_group", schema, _run_norm_of_group, lambda x, *rest: _norm_results(x, None))
     # Of no device, Inductor would run it before what it has computed for the CPU, and free what that reads.
@@ -228,7 +221,7 @@ def _register_with_dynamo() -> None:
     try:
         for name, traced in _TRACED.items():
             _substitute(getattr(library.Calls, name), traced)
-        _substitute(library.check_tensor, _check_tensor)
+        _substitute(library.check_tensor, lambda x, argument, function: None)  # what Dynamo traces as a tensor is one
         if torch.__version__ < "2.13":
             _substitute_methods()
         order()
@@ -265,27 +258,24 @@ def untraced(kind: type[C]) -> type[C]:
     return kind
 
 
-class _DynamoImport(MetaPathFinder, Loader):
+class _DynamoImport(MetaPathFinder):
     """Registers when a program imports Dynamo: that takes seconds, which programs that compile nothing do not pay."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Find the module as others do, and load it in their place."""
+        """Find the module as others do; its loader then registers, too."""
         if fullname != "torch._dynamo":
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None and spec.loader is not None:
-            self._loader, spec.loader = spec.loader, self
+            load = spec.loader.exec_module
+
+            def load_and_register(module: ModuleType) -> None:
+                load(module)
+                _register_with_dynamo()
+
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Make it as its loader does."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Load it, and register."""
-        self._loader.exec_module(module)
-        _register_with_dynamo()
 
 
 if "torch._dynamo" in sys.modules:

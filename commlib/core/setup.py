@@ -69,7 +69,7 @@ def check_same_settings(world: World, options: Options, backend: str) -> None:
     }
     plugins = {
         "faults": COLLECTIVES.faults,
-        "plugins": "; ".join(plugin.description for plugin in COLLECTIVES.plugins) or "none",
+        "plugins": "; ".join(COLLECTIVES.plugins) or "none",
     }
     everyone = world.exchange(mine | plugins, options.timeout_s)
     for rank, other in enumerate(everyone):

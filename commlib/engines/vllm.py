@@ -20,17 +20,13 @@ def register() -> None:
     if not vllm.__version__.startswith(TESTED):
         _LOG.warning("vLLM %s was not tested with commlib, only %s", vllm.__version__, ", ".join(TESTED))
     if current_platform.is_cpu():
-        _replace_cpu_communicator(current_platform)
+        target = "commlib.engines.vllm_communicators.CpuCommunicator"
+        type(current_platform).get_device_communicator_cls = classmethod(lambda cls: target)
+        _LOG.info("vLLM: communicators of CPU groups come from %s", target)
     elif current_platform.is_cuda():
         _replace_custom_all_reduce()
     else:
         _LOG.warning("vLLM on %s stays on its own path: commlib serves CPUs and NVIDIA GPUs", current_platform)
-
-
-def _replace_cpu_communicator(platform: Any) -> None:
-    target = "commlib.engines.vllm_communicators.CpuCommunicator"
-    type(platform).get_device_communicator_cls = classmethod(lambda cls: target)
-    _LOG.info("vLLM: communicators of CPU groups come from %s", target)
 
 
 def _replace_custom_all_reduce() -> None:

@@ -62,7 +62,8 @@ def _fuse(graph: fx.Graph, norm: Any, *, has_residual: bool) -> bool:
     total, *rest = norm.args
     residual = rest.pop(0) if has_residual else None
     weight, eps, *sizes = rest
-    if norm.kwargs or any(size is not None for size in sizes) or not _is_sum(total):
+    is_sum = isinstance(total, fx.Node) and total.target is torch.ops.vllm.all_reduce.default
+    if norm.kwargs or any(size is not None for size in sizes) or not is_sum:
         return False
     others = [user for user in total.users if user is not norm]
     if not _have_types(total, residual, weight) or any(user < norm for user in others) or (has_residual and others):
@@ -80,10 +81,6 @@ def _fuse(graph: fx.Graph, norm: Any, *, has_residual: bool) -> bool:
     graph.erase_node(norm)
     graph.erase_node(total)
     return True
-
-
-def _is_sum(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.target is torch.ops.vllm.all_reduce.default
 
 
 def _have_types(total: Any, residual: Any, weight: Any) -> bool:

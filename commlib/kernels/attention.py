@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from commlib.kernels import dispatch
-from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
+from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, Scale, apart, compiling, grad_enabled
 from commlib.kernels.store import LAYOUTS
 from commlib.native import library
 
 FP8 = torch.float8_e4m3fn
-Scale: TypeAlias = "float | Tensor | None"
 
 
 class Call(NamedTuple):
@@ -34,17 +33,14 @@ class Call(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Return how many heads read one KV head."""
-        return self.q.shape[1] // self.k_cache.shape[2]
+        return self.q.shape[1] // self.k_cache.shape[2]  # heads that read one KV head
 
     @property
     def page_size(self) -> int:
-        """Return how many keys an entry of the tables stands for."""
         return self.k_cache.shape[1]
 
     @property
     def rows(self) -> int:
-        """Return how many requests the tables have."""
         return len(self.tables) if self.starts is None else len(self.starts)
 
     @property
@@ -104,7 +100,7 @@ def decode_attention(  # noqa: PLR0913
         k, v = in_pages(k_cache, dim, hnd), in_pages(v_cache, dim, hnd)
         _run(Call(out, q, k, v, *rest, (k_scale, v_scale), split_tokens or 0))
     else:
-        _dispatched(out, q, k_cache, v_cache, *rest, *_apart(k_scale), *_apart(v_scale), split_tokens or 0, hnd)
+        _dispatched(out, q, k_cache, v_cache, *rest, *apart(k_scale), *apart(v_scale), split_tokens or 0, hnd)
     return out
 
 
@@ -129,12 +125,12 @@ def on_cpu(call: Call) -> None:
     as_they_are = call.scales == (None, None) and call.k_cache.dtype == call.q.dtype
     dtype = call.q.dtype if as_they_are else torch.float32
     for query, (row, length) in enumerate(zip(rows, call.lengths.tolist(), strict=True)):
-        place = _places(call, _table(call, row), length)
-        if not len(place[0]):
+        pages, count = _pages(call, _table(call, row), length)
+        if not count:
             call.out[query] = 0
             continue
         k, v = (
-            _heads(_rows_at(cache, place).flatten(0, -3)[:length], scale, dtype)
+            _heads(cache.index_select(0, pages).flatten(0, 1)[:count], scale, dtype)
             for cache, scale in zip((call.k_cache, call.v_cache), call.scales, strict=True)
         )
         q = call.q[query].to(dtype).unflatten(0, (-1, call.group))
@@ -151,22 +147,15 @@ def _table(call: Call, row: int) -> Tensor:
     return call.tables[begin:] if 0 <= begin <= len(call.tables) else call.tables[:0]
 
 
-def _places(call: Call, table: Tensor, length: int) -> tuple[Tensor, ...]:
-    """Return what indexes the caches for the keys: whole pages, or each key where an entry names no page."""
+def _pages(call: Call, table: Tensor, length: int) -> tuple[Tensor, int]:
+    """Return the pages of the keys, without entries that name none, and how many keys they have."""
     size = call.page_size
     length = min(max(length, 0), len(table) * size)
     page = table[: -(-length // size)].to(torch.int64)
     seen = (page >= 0) & (page < len(call.k_cache))
-    if seen.all():
-        return (page,)
-    token = torch.arange(length)
-    token = token[seen[token // size]]
-    return page[token // size], token % size
-
-
-def _rows_at(cache: Tensor, place: tuple[Tensor, ...]) -> Tensor:
-    """Return what lies there; whole pages by index_select, which is several times as fast as an index."""
-    return cache.index_select(0, *place) if len(place) == 1 else cache[place]
+    unused = len(page) * size - length if length and seen[-1] else 0  # slots of the last page
+    page = page[seen]
+    return page, len(page) * size - unused
 
 
 def _heads(rows: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:
@@ -175,13 +164,6 @@ def _heads(rows: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:
         return rows.to(dtype).transpose(0, 1)
     factor = scale.view(-1, 1) if isinstance(scale, Tensor) else scale
     return (rows.float() * factor).transpose(0, 1)
-
-
-def _apart(scale: Scale) -> tuple[Tensor | None, float | None]:
-    """Return a scale as a tensor and as a number, one of which is None: an operator takes no "number or tensor"."""
-    if scale is None or isinstance(scale, Tensor):
-        return scale, None
-    return None, float(scale)
 
 
 # For torch.compile and tensor subclasses; the result is made outside, so that one operator serves both forms.

@@ -7,6 +7,11 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 CHUNK = tl.constexpr(16)  # spans that are added at a time
+# What differs from call to call: no kernel is compiled for a value of these.
+CHANGING = (
+    *("rows", "width", "pages", "stride_length", "stride_row", "span_tokens", "splits", "slots"),
+    *("k_scale_stride", "v_scale_stride"),
+)
 
 
 @triton.jit
@@ -105,20 +110,7 @@ def _attend(
     return total, tl.sum(weight, 1), largest
 
 
-@triton.jit(
-    do_not_specialize=[
-        "rows",
-        "width",
-        "pages",
-        "stride_length",
-        "stride_row",
-        "span_tokens",
-        "splits",
-        "slots",
-        "k_scale_stride",
-        "v_scale_stride",
-    ]
-)
+@triton.jit(do_not_specialize=CHANGING)
 def attend_spans(
     out,
     part,
@@ -245,7 +237,7 @@ def attend_spans(
             tl.store(part_log + slot, log, mask=member < GROUP)
 
 
-@triton.jit(do_not_specialize=["rows", "width", "stride_length", "stride_row", "span_tokens", "splits", "slots"])
+@triton.jit(do_not_specialize=CHANGING)
 def add_spans(
     out,
     part,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from commlib.errors import Unsupported
-from commlib.kernels.attention import FP8, Call, Scale
+from commlib.kernels.attention import FP8, Call
+from commlib.kernels.dispatch import Scale
 
 MIN_ROWS = 16  # of a product on tensor cores
 MIN_SPAN = 128  # keys: shorter spans cost more to add up than they save
@@ -63,8 +64,11 @@ def launch(call: Call, tuning: Tuning | None = None) -> None:
     room = multiprocessors(call.q.device) * tuning.resident
     slots, grid = _division(call, programs, tuning, room)
     whole = slots == 1
-    early = not whole and (_early(call.q.device, programs * grid, room) if tuning.early is None else tuning.early)
-    part, part_log = (None, None) if whole else _parts(call, slots)
+    # What adds the spans up may wait on the GPU for them: it takes the place of other programs.
+    early_fits = programs * grid <= room // 2 and _capability(call.q.device) >= (9, 0)
+    early = not whole and (early_fits if tuning.early is None else tuning.early)
+    part_log = None if whole else call.q.new_empty((queries, heads, slots), dtype=torch.float32)
+    part = None if part_log is None else part_log.new_empty((queries, heads, slots, dim))
     k_scale, k_number, k_step = _scale(call.scales[0])
     v_scale, v_number, v_step = _scale(call.scales[1])
     tables = call.tables
@@ -123,11 +127,6 @@ def spans_for(programs: int, tokens: int, room: int) -> int:
     return min(range(1, max(1, min(MAX_SPANS, tokens // MIN_SPAN)) + 1), key=took)
 
 
-def _early(device: torch.device, programs: int, room: int) -> bool:
-    """Return whether what adds the spans up may wait on the GPU for them: it takes the place of other programs."""
-    return programs <= room // 2 and _capability(device) >= (9, 0)
-
-
 @cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
@@ -145,12 +144,6 @@ def _code() -> ModuleType:
     from commlib.kernels import attention_code
 
     return attention_code
-
-
-def _parts(call: Call, slots: int) -> tuple[Tensor, Tensor]:
-    queries, heads, dim = call.q.shape
-    logs = call.q.new_empty((queries, heads, slots), dtype=torch.float32)
-    return logs.new_empty((queries, heads, slots, dim)), logs
 
 
 def _scale(scale: Scale) -> tuple[Tensor | None, float, int]:

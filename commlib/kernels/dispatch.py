@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
 
 from commlib.native import library
+
+Scale: TypeAlias = "float | Tensor | None"
 
 # Subclasses go through torch's dispatcher: they are fake, functional or wrap what native code cannot see. A test
 # `type(tensor) in PLAIN` costs 30 ns, so kernels write one for each tensor: a loop over them costs ten times that.
@@ -33,8 +35,15 @@ def refuse_gradients(kernel: str, names: str) -> NoReturn:
     )
 
 
+def apart(scale: Scale) -> tuple[Tensor | None, float | None]:
+    """Return a scale as a tensor and as a number, one of which is None: an operator takes no "number or tensor"."""
+    if scale is None or isinstance(scale, Tensor):
+        return scale, None
+    return None, float(scale)
+
+
 def on_meta(*arguments: object) -> bool:
-    """Return whether tensors have shapes only, so that torch's dispatcher answers; ask when native code refused."""
+    """Return whether tensors have shapes only, so that there is nothing to do; ask when native code refused."""
     devices = [tensor.device for tensor in arguments if isinstance(tensor, Tensor)]
     if not any(device.type == "meta" for device in devices):
         return False

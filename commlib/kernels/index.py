@@ -7,7 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from commlib.counts import counted
 from commlib.errors import Unsupported
 from commlib.kernels import dispatch
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
@@ -42,7 +41,7 @@ def index(
         start, length = _shard(vocab_range)
         out_of_range = "zero"  # the rows of other shards are no mistake
     if out is None:
-        out = _empty(weights, ids)
+        out = weights.new_empty((*ids.shape, *weights.shape[-1:]))
     (_index_into if not plain or compiling() else _run)(out, weights, ids, start, length, out_of_range)
     return out
 
@@ -54,14 +53,6 @@ def _shard(vocab_range: tuple[int, int]) -> tuple[int, int]:
     return start, length
 
 
-def _empty(weights: Tensor, ids: Tensor) -> Tensor:
-    if weights.dim() != 2:
-        raise ValueError(
-            f"weights has {counted(weights.dim(), 'dimension')}, but must have 2: rows and columns; reshape it"
-        )
-    return weights.new_empty((*ids.shape, weights.shape[1]))
-
-
 def _run(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> None:
     try:
         if not library.index(out, weights, ids, start, length, out_of_range):
@@ -70,7 +61,6 @@ def _run(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out
     except ValueError:
         if not dispatch.on_meta(out, weights, ids):
             raise
-        _index_into(out, weights, ids, start, length, out_of_range)
 
 
 def out_of_range_count(device: str | torch.device = "cpu", *, kernel: str = "index", reset: bool = True) -> int:

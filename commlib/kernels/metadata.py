@@ -41,7 +41,9 @@ def metadata(
     if not plain:
         _check_types(extend, seq_lens)
     if out is None:
-        out = _outputs(seq_lens, _capacity(extend, window, seq_lens, capacity))
+        tokens = _capacity(extend, window, seq_lens, capacity)
+        sizes = (tokens, tokens, seq_lens.numel() + 1, tokens, tokens, 1)
+        out = Metadata(*(seq_lens.new_empty(size, dtype=torch.int32) for size in sizes))
     elif capacity is not None:
         raise ValueError(f"capacity is {capacity}, but out has one too; pass one of them")
     elif len(out) != len(Metadata._fields):
@@ -82,11 +84,6 @@ def _capacity(extend: Tensor | None, window: int, seq_lens: Tensor, capacity: in
                 f"tokens, four outputs would take {tokens * 4 / 1e9:.1f} GB each; correct it, or pass capacity={tokens}"
             )
     return tokens
-
-
-def _outputs(seq_lens: Tensor, capacity: int) -> Metadata:
-    sizes = (capacity, capacity, seq_lens.numel() + 1, capacity, capacity, 1)
-    return Metadata(*(seq_lens.new_empty(size, dtype=torch.int32) for size in sizes))
 
 
 # Takes the arguments of the native function, in its order.

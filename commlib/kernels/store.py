@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from commlib.kernels import dispatch
-from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
+from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, Scale, apart, compiling, grad_enabled
 from commlib.native import library
 
 # The order of the four dimensions of a cache in pages: the slots of a page before its heads, or behind them.
@@ -25,8 +25,8 @@ def store(  # noqa: PLR0913
     k: Tensor,
     v: Tensor,
     *,
-    k_scale: float | Tensor | None = None,
-    v_scale: float | Tensor | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     skip: int | Sequence[int] = (),
     layout: str = "NHD",
     unique: bool = False,
@@ -57,14 +57,14 @@ def store(  # noqa: PLR0913
         raise ValueError(f"layout is {layout!r}, but must be one of {', '.join(LAYOUTS)}")
     reserved = (skip,) if isinstance(skip, int) else skip
     if not plain or compiling():
-        _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
+        first = (k_cache, v_cache, slots, k, v, layout == "HND", unique)
+        _store(*first, *apart(k_scale), *apart(v_scale), list(reserved))
         return
-    try:  # here, not in _run(): a star and another function cost 200 ns
+    try:  # here, not in a function that both ways call: a star and another function cost 200 ns
         library.store(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
     except ValueError:
         if not dispatch.on_meta(k_cache, v_cache, slots, k, v, k_scale, v_scale):
             raise
-        _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
 
 
 def _check_scales(**scales: object) -> None:
@@ -73,21 +73,14 @@ def _check_scales(**scales: object) -> None:
             raise TypeError(f"{name} of store is a {type(scale).__name__}, but must be a number or a torch tensor")
 
 
-def _dispatched(*arguments: Any) -> None:
-    *first, k_scale, v_scale, skip = arguments
-    tensors = [scale if isinstance(scale, Tensor) else None for scale in (k_scale, v_scale)]
-    numbers = [None if scale is None or isinstance(scale, Tensor) else float(scale) for scale in (k_scale, v_scale)]
-    _store(*first, *tensors, *numbers, list(skip))
-
-
-# For torch.compile and tensor subclasses; an operator takes no "number or tensor".
+# For torch.compile and tensor subclasses.
 @torch.library.custom_op(
     "commlib::store",
     mutates_args=("k_cache", "v_cache"),
     schema="(Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor slots, Tensor k, Tensor v, bool hnd, bool unique, "
-    "Tensor? k_scale, Tensor? v_scale, float? k_number, float? v_number, SymInt[] skip) -> ()",
+    "Tensor? k_scale, float? k_number, Tensor? v_scale, float? v_number, SymInt[] skip) -> ()",
 )
 def _store(*arguments: Any) -> None:
-    *first, k_scale, v_scale, k_number, v_number, skip = arguments
+    *first, k_scale, k_number, v_scale, v_number, skip = arguments
     native = [*first, k_number if k_scale is None else k_scale, v_number if v_scale is None else v_scale, skip]
     library.store(*native)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from commlib.counts import counted
 from commlib.errors import Unsupported, one_line, one_of
 from commlib.native import library
-from commlib.radix.events import Event, Namespace, decoded, encoded, unpacked
+from commlib.radix.events import Event, Namespace, encoded, unpacked
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
 EVICTIONS = ("leaf", "tail")
@@ -242,7 +240,7 @@ class RadixCache:
 
     def dump(self) -> str:
         """Return the tree as text, a line for each node."""
-        return _text_of(*self._tree.listing())
+        return self._tree.listing()
 
     def __reduce__(self) -> NoReturn:
         """Two objects on one tree would free each other's slots, so copy, deepcopy and pickle are refused."""
@@ -260,43 +258,3 @@ def _count(name: str, value: int, minimum: int) -> None:
         raise TypeError(f"{name} is of type {type(value).__name__}, but must be an int")
     if not minimum <= value < 2**31:
         raise ValueError(f"{name} is {value}, but must be from {minimum} to 2^31 - 1")
-
-
-# --- the tree as text: a line for each node, indented below its parent ------------------------------------------------
-
-
-# A node in numbers, in the order of csrc/radix/check.cc.
-_Node = namedtuple(
-    "_Node", "id parent space length lock_ref handle_locks hits priority last_access creation first last"
-)
-
-
-def _text_of(table: bytes, names: tuple[bytes, ...]) -> str:
-    """Return the text of the tree that the native listing describes; there, the root is the first node."""
-    root, *nodes = (_Node(*row) for row in np.frombuffer(table, np.int64).reshape(-1, len(_Node._fields)).tolist())
-    spaces = [None, *(repr(decoded(name)) for name in names[1:])]
-    children: dict[int, list[_Node]] = defaultdict(list)
-    for node in sorted(nodes, key=lambda node: (spaces[node.space] or "None", node.first)):
-        children[node.parent].append(node)
-    lines = [f"root, {counted(root.handle_locks, 'lock')}"]
-    stack = [(node, "") for node in reversed(children[root.id])]
-    while stack:
-        node, indent = stack.pop()
-        is_last = not stack or stack[-1][0].parent != node.parent
-        space = spaces[node.space] if node.parent == root.id else None
-        lines.append(indent + ("└─ " if is_last else "├─ ") + _line(node, space))
-        below = indent + ("   " if is_last else "│  ")
-        stack += [(child, below) for child in reversed(children[node.id])]
-    return "\n".join(lines)
-
-
-def _line(node: _Node, space: str | None) -> str:
-    ids = str(node.first) if node.length == 1 else f"{node.first}…{node.last}"
-    parts = [f"#{node.id}", counted(node.length, "token"), ids, f"hits {node.hits}", f"used {node.last_access}"]
-    if node.lock_ref:
-        parts.append(f"locked {node.lock_ref}")
-    if node.priority:
-        parts.append(f"priority {node.priority}")
-    if space is not None:
-        parts.append(f"in {space}")
-    return "  ".join(parts)

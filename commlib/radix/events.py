@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from ast import literal_eval
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
 
 Part: TypeAlias = "str | bytes | int | None"
 Namespace: TypeAlias = "Part | tuple[Part, ...]"
@@ -54,49 +53,23 @@ def as_map(event: Event) -> dict[str, Any]:
     }
 
 
-def unpacked(data: bytes, page_size: int) -> list[Event]:
-    """Return the events that csrc/radix/events.cc packed."""
-    numbers = np.frombuffer(data, np.int64)
+def unpacked(text: str, page_size: int) -> list[Event]:
+    """Return the events that csrc/radix/events.cc wrote."""
     events: list[Event] = []
-    at = 0
-    while at < len(numbers):
-        kind = int(numbers[at])
-        if kind == 0:
-            event, at = _stored(numbers, at + 1, page_size)
-            events.append(event)
-        elif kind == 1:
-            end = at + 2 + int(numbers[at + 1])
-            events.append(BlockRemoved(numbers[at + 2 : end].tolist()))
-            at = end
+    for hashes, tokens, parent, name in json.loads(text):
+        if tokens:
+            namespace = decoded(name)
+            parts = _parts(namespace)
+            adapter = next((part for part in parts if isinstance(part, int)), None)
+            extra: list[tuple[Any, ...] | None] | None = None if namespace is None else [parts] * len(hashes)
+            events.append(BlockStored(hashes, parent, tokens, page_size, adapter, extra_keys=extra))
         else:
-            events.append(AllBlocksCleared())
-            at += 1
+            events.append(BlockRemoved(hashes) if hashes else AllBlocksCleared())
     return events
-
-
-def _stored(numbers: np.ndarray[Any, np.dtype[np.int64]], at: int, page_size: int) -> tuple[BlockStored, int]:
-    pages, tokens, name_bytes, has_parent, parent = (int(number) for number in numbers[at : at + 5])
-    at += 5
-    hashes = numbers[at : at + pages].tolist()
-    at += pages
-    token_ids = numbers[at : at + (tokens + 1) // 2].view(np.int32)[:tokens].tolist()
-    at += (tokens + 1) // 2
-    name_numbers = (max(name_bytes, 0) + 7) // 8
-    name = numbers[at : at + name_numbers].tobytes()[:name_bytes] if name_bytes >= 0 else None
-    namespace = decoded(name)
-    extra: list[tuple[Any, ...] | None] | None = None if namespace is None else [_parts(namespace)] * pages
-    event = BlockStored(
-        hashes, parent if has_parent else None, token_ids, page_size, _adapter(namespace), extra_keys=extra
-    )
-    return event, at + name_numbers
 
 
 def _parts(namespace: Namespace) -> tuple[Any, ...]:
     return namespace if isinstance(namespace, tuple) else (namespace,)
-
-
-def _adapter(namespace: Namespace) -> int | None:
-    return next((part for part in _parts(namespace) if isinstance(part, int)), None)
 
 
 # --- namespaces: as Python writes them, in ASCII, so that no two names share an encoding ------------------------------
@@ -115,7 +88,7 @@ def encoded(namespace: Namespace) -> bytes | None:
     return ascii(namespace).encode()
 
 
-def decoded(data: bytes | None) -> Namespace:
-    """Return the namespace of which encoded() returned this; None where the tree has dropped its name."""
-    namespace: Namespace = literal_eval(data.decode()) if data else None
+def decoded(name: str | None) -> Namespace:
+    """Return the namespace of which encoded() returned this."""
+    namespace: Namespace = None if name is None else literal_eval(name)
     return namespace

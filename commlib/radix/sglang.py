@@ -132,14 +132,9 @@ class SGLangRadixCache:
         page_size: int = 1,
         enable_kv_cache_events: bool = False,
     ) -> SGLangRadixCache:
-        return cls(
-            CacheInitParams(
-                disable=disable,
-                token_to_kv_pool_allocator=mock_allocator,
-                page_size=page_size,
-                enable_kv_cache_events=enable_kv_cache_events,
-            )
-        )
+        params = CacheInitParams(disable, token_to_kv_pool_allocator=mock_allocator, page_size=page_size)
+        params.enable_kv_cache_events = enable_kv_cache_events
+        return cls(params)
 
     def reset(self) -> None:
         """Forget everything, locks as well; no slot is freed, as the pools are cleared by the caller."""

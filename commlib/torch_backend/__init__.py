@@ -76,6 +76,8 @@ def communicator(group: Any = None, device: str = "cpu") -> Communicator:
 
 
 def _create(options: Any, backend_options: Any) -> CommlibGroup:
+    import torch.distributed as dist
+
     from commlib.torch_backend.engines import Place
     from commlib.torch_backend.group import CommlibGroup, Options
 
@@ -84,17 +86,12 @@ def _create(options: Any, backend_options: Any) -> CommlibGroup:
             f"pg_options is of type {type(backend_options).__name__}, but backend {NAME!r} takes "
             "commlib.torch_backend.group.Options"
         )
-    place = Place(_apart(options), options.group_rank, options.group_size, options.timeout)
-    return CommlibGroup(place, _kinds(sys._getframe(1)), backend_options)
-
-
-def _apart(options: Any) -> Any:
-    """Return a part of the store for these ranks only: each rank counts groups, so two may have one name."""
-    import torch.distributed as dist
-
-    c10d: Any = dist.distributed_c10d
+    # A part of the store for these ranks only: each rank counts groups, so two may have one name.
     ranks = ",".join(map(str, options.global_ranks_in_group))
-    return c10d.PrefixStore(hashlib.sha256(ranks.encode()).hexdigest()[:16], options.store)
+    c10d: Any = dist.distributed_c10d
+    store = c10d.PrefixStore(hashlib.sha256(ranks.encode()).hexdigest()[:16], options.store)
+    place = Place(store, options.group_rank, options.group_size, options.timeout)
+    return CommlibGroup(place, _kinds(sys._getframe(1)), backend_options)
 
 
 def _kinds(caller: FrameType) -> dict[str, str]:

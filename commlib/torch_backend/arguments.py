@@ -92,7 +92,8 @@ def flat(x: Tensor) -> Tensor:
     """
     if x.is_contiguous():
         return x
-    return x.as_strided((x.numel(),), (1,), x.storage_offset()) if _dense(_strided(x)) else x.contiguous()
+    dense: bool = torch.ops.aten.is_non_overlapping_and_dense(_strided(x))
+    return x.as_strided((x.numel(),), (1,), x.storage_offset()) if dense else x.contiguous()
 
 
 def in_place(tensors: Sequence[Tensor], run: Callable[[Make, Tensor], object]) -> Callable[[Make], None]:
@@ -114,17 +115,6 @@ def _strided(x: Tensor) -> Tensor:
     if x.layout is not torch.strided:
         raise NotImplementedError(f'backend "commlib" moves dense tensors, not {x.layout}; pass x.to_dense()')
     return x
-
-
-def _dense(x: Tensor) -> bool:
-    """Whether its elements fill a piece of memory, in whatever order."""
-    steps = sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1)
-    expected = 1
-    for stride, size in steps:
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def joined(blocks: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -92,17 +92,19 @@ class Engines:
             raise ValueError(f"device is {device.type!r}, which backend {served!r} serves in this group")
         return self._communicators[device.type]
 
-    def end(self, why: str, end: Callable[[Communicator], None], others: str) -> None:
-        """End all: ours by `end`, torch's by their method of the name `others`."""
+    def end(self, why: str, how: str) -> None:
+        """End all; `how` is the method of torch's: shutdown or abort."""
         self._ended = self._ended or why
         self.cpu = self.cuda = None
         self._messages.clear()
         communicators, self._communicators = self._communicators, {}
         torchs, self._torchs = self._torchs, []
         for comm in communicators.values():
-            end(comm)
+            if how == "abort":
+                comm.abort(f"rank {comm.rank} aborted its process group")
+            comm.close()
         for engine in torchs:
-            getattr(engine, others)()
+            getattr(engine, how)()
         for record in self._records.values():
             record.close()
 
@@ -146,17 +148,14 @@ class Engines:
             if kind == "cuda" and len(world.hosts()) > 1:
                 return self._recorded(world, "nccl", kind)  # NCCL serves GPUs of several hosts, inside them too
             backend = "nccl" if kind == "cuda" else "auto"
-            settings["other_backends"] = [BACKENDS[other] for other in self._served() if other != kind]
+            here = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+            served = [other for other, name in self.kinds.items() if name == OURS and other in here]
+            settings["other_backends"] = [BACKENDS[other] for other in served if other != kind]
             comm = create(world, backend=backend, cpus=kind == "cpu", **settings)
         finally:
             world.close()
         self._communicators[kind] = comm
         return Engine(comm)
-
-    def _served(self) -> list[str]:
-        """Return the devices that are here and have a communicator."""
-        here = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-        return [kind for kind, name in self.kinds.items() if name == OURS and kind in here]
 
     def _torch(self, name: str, use: str) -> Any:
         place, store = self._place, _C10D.PrefixStore(f"{name}/{use}", self._place.store)
@@ -185,12 +184,14 @@ def monitored_barrier(
     deadline = time.monotonic() + timeout.total_seconds()
     if rank != 0:
         store.set(f"{rank}", "")
-        while not store.check(["answer"]):
-            if time.monotonic() > deadline:
-                raise CommTimeout(_unanswered(rank, f"it did not come within {timeout.total_seconds():g} s"))
+        while not (came := store.check(["answer"])) and time.monotonic() <= deadline:
             time.sleep(_NAP_S)
-        if failure := store.get("answer").decode():
-            raise CommTimeout(_unanswered(rank, failure))
+        failure = store.get("answer").decode() if came else f"it did not come within {timeout.total_seconds():g} s"
+        if failure:
+            raise CommTimeout(
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                f"from rank 0: {failure}"
+            )
         return
     missing = list(range(1, size))
     while missing and time.monotonic() <= deadline:
@@ -203,10 +204,3 @@ def monitored_barrier(
     store.set("answer", failure)
     if failure:
         raise CommTimeout(f"Rank 0 timed out in monitoredBarrier after {timeout.total_seconds():g} s: {failure}")
-
-
-def _unanswered(rank: int, why: str) -> str:
-    return (
-        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
-        f"rank 0: {why}"
-    )

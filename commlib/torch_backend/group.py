@@ -48,10 +48,6 @@ class Options:
     group_name: str = ""
     global_ranks_in_group: Sequence[int] = field(default_factory=list)
 
-    def settings(self) -> dict[str, Any]:
-        names = ("plan", "max_bytes", "checked", "max_sms")
-        return {name: getattr(self, name) for name in names}
-
 
 class CommlibGroup(dist.ProcessGroup):
     """Ranks that torch.distributed has brought together; made by torch, never by hand."""
@@ -67,27 +63,16 @@ class CommlibGroup(dist.ProcessGroup):
         # Of the two constructors the one that calls Python's methods from C++.
         super().__init__(place.rank, place.size)  # type: ignore[call-arg]
         self._place, self.options = place, options or Options()
-        self._engines = Engines(place, kinds, self.options.settings())
-        self._name = self._desc = ""
-        self._sequence = 0
-        self._splits = 0
-        self._barriers = 0
+        settings = {name: getattr(self.options, name) for name in ("plan", "max_bytes", "checked", "max_sms")}
+        self._engines = Engines(place, kinds, settings)
+        self._name = ""
+        self._sequence = self._splits = self._barriers = 0
         self._coalescing: list[Any] | None = None
 
-    # --- who it is, by the names that torch's Python and C++ ask for ---------------------------------------------
-
-    def rank(self) -> int:
-        return self._place.rank
-
-    def size(self) -> int:
-        return self._place.size
-
-    getRank, getSize = rank, size  # what C++ calls
+    # --- what torch's Python and C++ ask for, where its own answer needs a backend in C++ --------------------------
 
     def getBackendName(self) -> str:
         return OURS
-
-    name = _get_backend_name = getBackendName
 
     def getGroupName(self) -> str:
         return self._name
@@ -95,14 +80,7 @@ class CommlibGroup(dist.ProcessGroup):
     def setGroupName(self, name: str) -> None:
         self._name = name
 
-    def getGroupDesc(self) -> str:
-        return self._desc
-
-    def setGroupDesc(self, desc: str) -> None:
-        self._desc = desc
-
-    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    _set_group_name, group_name = setGroupName, property(getGroupName)
 
     def get_group_store(self) -> Any:
         return self._place.store
@@ -200,12 +178,6 @@ class CommlibGroup(dist.ProcessGroup):
     def _set_sequence_number_for_group(self) -> None:
         """All ranks count from 0, so there is nothing to agree on."""
 
-    def _has_hooks(self) -> bool:
-        return False
-
-    def _wait_for_pending_works(self) -> None:
-        """No hook of ours runs after a call."""
-
     def _enable_collectives_timing(self) -> None:
         raise NotImplementedError('backend "commlib" keeps no times of single calls; use torch.profiler')
 
@@ -243,7 +215,8 @@ class CommlibGroup(dist.ProcessGroup):
         where = Place(store, list(ranks).index(place.rank), len(ranks), timeout or place.timeout)
         # Before 2.14 torch passes a copy of the options of what serves the GPU, which may be its NCCL.
         made = CommlibGroup(where, kinds, opts if isinstance(opts, Options) else self.options)
-        made._name, made._desc = group_name or "", group_desc or ""
+        made.setGroupName(group_name or "")
+        made._set_group_desc(group_desc or "")
         return made
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
@@ -254,16 +227,11 @@ class CommlibGroup(dist.ProcessGroup):
     # --- its end --------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        self._engines.end("this process group was destroyed", Communicator.close, "shutdown")
+        self._engines.end("this process group was destroyed", "shutdown")
 
     def abort(self) -> None:
         """End the communicators on all ranks: calls under way and later ones raise."""
-        self._engines.end("this process group was aborted", _abort, "abort")
-
-
-def _abort(comm: Communicator) -> None:
-    comm.abort(f"rank {comm.rank} aborted its process group")
-    comm.close()
+        self._engines.end("this process group was aborted", "abort")
 
 
 def _collective(name: str) -> Callable[..., Any]:
@@ -328,21 +296,18 @@ def _first_tensor(arguments: tuple[Any, ...]) -> torch.Tensor:
     return x
 
 
-def _let_torch_call_monitored_barrier() -> None:
-    """Make dist.monitored_barrier call our groups: torch's function refuses every backend but gloo by its name."""
-    original: Any = dist.monitored_barrier
+_torchs_barrier: Any = dist.monitored_barrier  # refuses every backend but gloo by its name
 
-    @functools.wraps(original)
-    def reached(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        target: Any = group or dist.group.WORLD
-        if not isinstance(target, CommlibGroup):
-            original(group, timeout, wait_all_ranks)
-            return
-        if isinstance(timeout, (int, float)):
-            timeout = datetime.timedelta(seconds=timeout)
-        target.monitored_barrier(timeout, wait_all_ranks)
 
-    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = reached
+@functools.wraps(_torchs_barrier)
+def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    target: Any = group or dist.group.WORLD
+    if not isinstance(target, CommlibGroup):
+        _torchs_barrier(group, timeout, wait_all_ranks)
+        return
+    if isinstance(timeout, (int, float)):
+        timeout = datetime.timedelta(seconds=timeout)
+    target.monitored_barrier(timeout, wait_all_ranks)
 
 
 for _name in SIGNATURES:
@@ -353,4 +318,4 @@ for _name in MESSAGES:
 for _old, _name in OLD_NAMES.items():
     setattr(CommlibGroup, _old, getattr(CommlibGroup, _name))
 untraced(CommlibGroup)
-_let_torch_call_monitored_barrier()
+dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = _monitored_barrier

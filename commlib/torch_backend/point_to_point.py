@@ -16,6 +16,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from inspect import unwrap
 from types import FrameType
 from typing import Any
@@ -46,7 +47,12 @@ class HostMessages:
         self._taking: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # one receiver a peer at a time
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
-        return self._message("send", lambda x, dst: self._post(joined([x]), dst, tag), tensors[0], dst)
+        def post(x: Tensor, dst: int) -> None:
+            make, row = self._comm.dispatcher.make, joined([x])
+            make("send", torch.tensor([tag, _CODES[x.dtype], x.numel()], device="cpu"), dst)
+            make("send", row, dst)
+
+        return self._message("send", post, tensors[0], dst)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
         def take(x: Tensor, src: int) -> None:
@@ -86,11 +92,6 @@ class HostMessages:
         work = self._comm.dispatcher.message(name, run, x, peer, async_op=not waits)
         return Done([x]) if work is None else work
 
-    def _post(self, x: Tensor, dst: int, tag: int) -> None:
-        make = self._comm.dispatcher.make
-        make("send", torch.tensor([tag, _CODES[x.dtype], x.numel()], device="cpu"), dst)
-        make("send", x, dst)
-
     def _take(self, x: Tensor, src: int, tag: int) -> None:
         with self._taking[src]:
             while not self._take_stored(x, src, tag) and not self._take_next(x, src, tag):
@@ -100,7 +101,12 @@ class HostMessages:
         stored = self._stored[src]
         for at, (sent_tag, message) in enumerate(stored):
             if sent_tag == tag:
-                _check(x, message.dtype, message.numel(), src, tag)
+                if (x.dtype, x.numel()) != (message.dtype, message.numel()):
+                    raise ValueError(
+                        f"recv expects {counted(x.numel(), 'element')} of {x.dtype}, but rank {src} sent "
+                        f"{message.numel()} of {message.dtype} (tag {tag}); give send and recv tensors of one size and "
+                        "dtype"
+                    )
                 write(x, message)
                 del stored[at]
                 return True
@@ -139,20 +145,11 @@ class HostMessages:
         )
 
 
-def _check(x: Tensor, dtype: torch.dtype, count: int, src: int, tag: int) -> None:
-    if (x.dtype, x.numel()) != (dtype, count):
-        raise ValueError(
-            f"recv expects {counted(x.numel(), 'element')} of {x.dtype}, but rank {src} sent {count} of {dtype} "
-            f"(tag {tag}); give send and recv tensors of one size and dtype"
-        )
-
-
 class GpuMessages:
     """The messages of one group; `make` gives the engine when the first one comes."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._made: Any = None
+        self._engine = cache(make)
         self._batch: Batch | None = None
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
@@ -173,10 +170,6 @@ class GpuMessages:
         """Send those that were held; return their work, None without any."""
         batch, self._batch = self._batch, None
         return None if batch is None or not batch.parts else batch.go()
-
-    def _engine(self) -> Any:
-        self._made = self._made or self._make()
-        return self._made
 
     def _message(self, name: str, tensors: Sequence[Tensor], peer: int, tag: int) -> dist.Work:
         rows = [flat(x) for x in tensors]

@@ -70,9 +70,7 @@ class Pipeline:
             int(tokens): chunks if isinstance(chunks, int) else tuple(chunks)
             for tokens, chunks in (rule or {}).items()  # JSON keeps keys as text, and shares as lists
         }
-        wrong = {
-            tokens: chunks for tokens, chunks in self.rule.items() if tokens < 0 or min(_shares(chunks), default=0) < 1
-        }
+        wrong = any(tokens < 0 or min(_shares(chunks), default=0) < 1 for tokens, chunks in self.rule.items())
         if wrong or multiple < 1:
             raise ValueError(
                 f"rule is {self.rule} and multiple is {multiple}, but tokens must be 0 or more, chunks and multiple 1 "

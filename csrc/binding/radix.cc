@@ -137,26 +137,11 @@ class RadixTree {
     return all.give();
   }
 
-  // (the nodes as numbers, the names of the spaces)
-  Object* listing() {
-    std::vector<int64_t> numbers;
-    std::vector<std::string> names;
-    {
-      const Use tree(this);
-      numbers = tree->listing();
-      names = tree->space_names();
-    }
-    Owned all(PyTuple_New(static_cast<Size>(names.size())));
-    for (size_t i = 0; i < names.size(); ++i)
-      PyTuple_SetItem(all.get(), static_cast<Size>(i), python::bytes(names[i]));
-    Owned table(python::bytes(
-        {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)}));
-    return python::tuple(table.give(), all.give());
-  }
+  std::string listing() { return Use(this)->listing(); }
 
-  Object* take_events() {
+  std::string take_events() {
     const Use tree(this);
-    return tree->events() ? python::bytes(tree->events()->take()) : python::none();
+    return tree->events() ? tree->events()->take() : "[]";
   }
 
  private:
@@ -282,8 +267,8 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("locked", RadixTree::locked, ""),
       COMMLIB_METHOD("check", RadixTree::check, ""),
       COMMLIB_METHOD("stats", RadixTree::stats, "", "tuple[int, ...]"),
-      COMMLIB_METHOD("listing", RadixTree::listing, "", "tuple[bytes, tuple[bytes, ...]]"),
-      COMMLIB_METHOD("take_events", RadixTree::take_events, "", "bytes"),
+      COMMLIB_METHOD("listing", RadixTree::listing, ""),
+      COMMLIB_METHOD("take_events", RadixTree::take_events, ""),
   });
 }
 

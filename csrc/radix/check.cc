@@ -1,7 +1,8 @@
-// Every invariant of the tree, recomputed from its nodes only; and the nodes as numbers.
+// Every invariant of the tree, recomputed from its nodes only; and the tree as text.
 #include "commlib/check.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "radix/tree.h"
 
@@ -18,8 +19,57 @@ class Checker {
     slots();
   }
 
+  // A line for each node, indented below its parent.
+  std::string listing() {
+    collect();
+    std::string all = text("root, ", counted(tree_.at(Tree::kRoot).handle_locks, "lock"));
+    std::vector<Line> lines;
+    add_below(Tree::kRoot, "", &lines);
+    while (!lines.empty()) {
+      const Line line = lines.back();
+      lines.pop_back();
+      all += "\n" + line.indent + (line.last ? "└─ " : "├─ ") + described(line.node);
+      add_below(line.node, line.indent + (line.last ? "   " : "│  "), &lines);
+    }
+    return all;
+  }
+
+ private:
+  struct Line {
+    NodeId node;
+    std::string indent;
+    bool last;  // of its parent's
+  };
+
+  // The first one at the end.
+  void add_below(NodeId parent, const std::string& indent, std::vector<Line>* lines) {
+    std::vector<NodeId>& below = children_[parent];
+    const auto key = [this](NodeId id) {
+      return std::pair(name_of(tree_.at(id)), tree_.at(id).keys()[0]);
+    };
+    std::sort(below.begin(), below.end(), [&](NodeId a, NodeId b) { return key(a) > key(b); });
+    for (const NodeId id : below) lines->push_back({id, indent, id == below.front()});
+  }
+
+  std::string_view name_of(const Node& node) const {
+    const Name name = tree_.spaces_.name_of(node.space);
+    return name.is_set ? name.bytes : "None";
+  }
+
+  std::string described(NodeId id) const {
+    const Node& node = tree_.at(id);
+    std::string all = text("#", id, "  ", counted(node.length, "token"), "  ", node.keys()[0]);
+    if (node.length > 1) all += text("…", node.keys()[node.length - 1]);
+    all += text("  hits ", node.hits, "  used ", node.last_access);
+    if (node.lock_ref) all += text("  locked ", node.lock_ref);
+    if (node.priority) all += text("  priority ", node.priority);
+    if (node.parent == Tree::kRoot && node.space != Spaces::kNone)
+      all += text("  in ", name_of(node));
+    return all;
+  }
+
   // Live nodes, parents before their children.
-  const std::vector<NodeId>& collect() {
+  void collect() {
     children_.resize(tree_.count_);
     for (NodeId id = 1; id < tree_.count_; ++id) {
       const Node& node = tree_.at(id);
@@ -34,10 +84,8 @@ class Checker {
       order_.insert(order_.end(), below.begin(), below.end());
     }
     must(order_.size() == live_ + 1, Tree::kRoot, "does not reach every node");
-    return order_;
   }
 
- private:
   template <class... Parts>
   static void must(bool holds, NodeId id, const Parts&... parts) {
     if (!holds) fail("RuntimeError", "internal: node ", id, " ", parts...);
@@ -130,28 +178,6 @@ class Checker {
 
 void Tree::check() const { Checker(*this).run(); }
 
-std::vector<int64_t> Tree::listing() const {
-  std::vector<int64_t> numbers;
-  const std::vector<NodeId> order = Checker(*this).collect();
-  for (NodeId id : order) {
-    const Node& node = at(id);
-    for (uint64_t value :
-         {uint64_t{id}, uint64_t{node.parent}, uint64_t{node.space}, uint64_t{node.length},
-          uint64_t{node.lock_ref}, uint64_t{node.handle_locks}, uint64_t{node.hits},
-          static_cast<uint64_t>(node.priority), node.last_access, node.creation}) {
-      numbers.push_back(static_cast<int64_t>(value));
-    }
-    numbers.push_back(node.length > 0 ? node.keys()[0] : 0);
-    numbers.push_back(node.length > 0 ? node.keys()[node.length - 1] : 0);
-  }
-  return numbers;
-}
-
-std::vector<std::string> Tree::space_names() const {
-  std::vector<std::string> names;
-  for (uint32_t space = 0; space < spaces_.places(); ++space)
-    names.emplace_back(spaces_.name_of(space).bytes);
-  return names;
-}
+std::string Tree::listing() const { return Checker(*this).listing(); }
 
 }  // namespace commlib::radix

@@ -1,7 +1,8 @@
-// Events, packed as they happen: kind | counts | numbers | tokens and name, each padded to 8 bytes.
+// Events as they happen, and as JSON.
 #include "radix/events.h"
 
 #include <cstring>
+#include <utility>
 
 namespace commlib::radix {
 namespace {
@@ -83,6 +84,23 @@ class Sha256 {
   uint64_t total_ = 0;
 };
 
+template <class Number>
+std::string listed(const std::vector<Number>& numbers) {
+  std::string all;
+  for (const Number number : numbers) all += (all.empty() ? "[" : ",") + std::to_string(number);
+  return all.empty() ? "[]" : all + ']';
+}
+
+// Of printable ASCII.
+std::string quoted(const std::string& name) {
+  std::string all = "\"";
+  for (const char c : name) {
+    if (c == '"' || c == '\\') all += '\\';
+    all += c;
+  }
+  return all + '"';
+}
+
 }  // namespace
 
 Digest chained(const Digest* parent, const void* data, size_t bytes) {
@@ -96,42 +114,36 @@ Digest digest_of(const Name& space) {
   return chained(nullptr, space.bytes.data(), space.bytes.size());
 }
 
-void Events::padded(const void* data, size_t bytes) {
-  packed_.append(static_cast<const char*>(data), bytes);
-  packed_.append((8 - bytes % 8) % 8, '\0');
-}
-
 void Events::stored(const Stored& what) {
   close();
-  number(kStored);
-  number(static_cast<int64_t>(what.pages));
-  number(static_cast<int64_t>(what.count));
-  number(what.space.is_set ? static_cast<int64_t>(what.space.bytes.size()) : -1);
-  number(what.parent != nullptr);
-  number(what.parent ? number_of(*what.parent) : 0);
-  for (size_t i = 0; i < what.pages; ++i) number(number_of(what.digests[i]));
-  padded(what.tokens, what.count * sizeof(int32_t));
-  if (what.space.is_set) padded(what.space.bytes.data(), what.space.bytes.size());
+  Event event;
+  for (size_t i = 0; i < what.pages; ++i) event.hashes.push_back(number_of(what.digests[i]));
+  event.tokens.assign(what.tokens, what.tokens + what.count);
+  if (what.parent) event.parent = number_of(*what.parent);
+  if (what.space.is_set) event.space = what.space.bytes;
+  events_.push_back(std::move(event));
 }
 
 void Events::close() {
   if (going_.empty()) return;
-  number(kRemoved);
-  number(static_cast<int64_t>(going_.size()));
-  for (int64_t hash : going_) number(hash);
-  going_.clear();
+  events_.push_back({std::exchange(going_, {}), {}, {}, {}});
 }
 
 void Events::cleared() {
   going_.clear();
-  number(kCleared);
+  events_.emplace_back();
 }
 
 std::string Events::take() {
   close();
   std::string all;
-  all.swap(packed_);
-  return all;
+  for (const Event& event : std::exchange(events_, {})) {
+    all += all.empty() ? "[" : ",";
+    all += '[' + listed(event.hashes) + ',' + listed(event.tokens) + ',';
+    all += event.parent ? std::to_string(*event.parent) : "null";
+    all += ',' + (event.space ? quoted(*event.space) : "null") + ']';
+  }
+  return all.empty() ? "[]" : all + ']';
 }
 
 }  // namespace commlib::radix

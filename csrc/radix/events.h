@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,16 +47,19 @@ class Events {
   void close();
   void cleared();
 
-  // All events since the last call, packed: see commlib/radix/events.py.
+  // All events since the last call as JSON, which commlib/radix/events.py reads.
   std::string take();
 
  private:
-  enum Kind : int64_t { kStored, kRemoved, kCleared };
-  void number(int64_t value) { packed_.append(reinterpret_cast<const char*>(&value), 8); }
-  void padded(const void* data, size_t bytes);
+  struct Event {
+    std::vector<int64_t> hashes;
+    std::vector<int32_t> tokens;  // none: the blocks went, or without hashes all of them
+    std::optional<int64_t> parent;
+    std::optional<std::string> space;
+  };
 
   std::vector<int64_t> going_;
-  std::string packed_;
+  std::vector<Event> events_;
 };
 
 }  // namespace commlib::radix

@@ -215,7 +215,7 @@ size_t Tree::leaves() const {
 size_t Tree::bytes() const {
   const size_t digests = events_ ? (evictable_ + locked_) / options_.page_size * sizeof(Digest) : 0;
   return arena_.size() * kChunk * sizeof(Node) + free_.capacity() * sizeof(NodeId) + token_bytes_ +
-         digests + table_.bytes() + heap_.bytes();
+         digests + table_.bytes() + heap_.bytes() + spaces_.bytes();
 }
 
 }  // namespace commlib::radix

@@ -54,6 +54,7 @@ class Spaces {
   Name name_of(uint32_t space) const { return {space != kNone, entries_[space].name}; }
   size_t nodes_in(uint32_t space) const { return entries_[space].nodes; }
   size_t places() const { return entries_.size(); }
+  size_t bytes() const { return entries_.size() * sizeof(Entry); }
   size_t size() const { return numbers_.size() + (entries_[kNone].nodes > 0); }
 
  private:

@@ -125,10 +125,8 @@ class Tree {
 
   // Recomputes every invariant from the nodes; fails with the first that does not hold.
   void check() const;
-  // A record of kFields numbers for each node, parents before children, and its first tokens.
-  static constexpr int kFields = 12;
-  std::vector<int64_t> listing() const;
-  std::vector<std::string> space_names() const;
+  // The tree as text, a line for each node.
+  std::string listing() const;
 
  private:
   static constexpr uint32_t kChunk = 1024;  // nodes of one allocation of the arena

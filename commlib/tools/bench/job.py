@@ -109,5 +109,5 @@ def calls(comm: Communicator, job: Job) -> Iterator[tuple[Collective, Call]]:
 
 def forms(job: Job, collective: Collective) -> list[bool]:
     """Return those forms asked for that the collective has."""
-    has = {False: collective.out_of_place, True: collective.in_place is not None}
+    has = {False: collective.out_of_place, True: collective.has_in_place}
     return [place for place in job.places if has[place]]

@@ -88,7 +88,7 @@ def _cases(
         call = replace(call, count=collective.whole(call.count))
         if collective.out_of_place:
             yield call, False
-        if collective.in_place is not None and algorithm.in_place:
+        if collective.has_in_place and algorithm.in_place:
             yield call, True
 
 
@@ -166,7 +166,6 @@ def _buffers(
 
     elements_in, elements_out = collective.shapes(call)
     if in_place:
-        assert collective.in_place is not None
         return collective.in_place(call, allocate(max(elements_in, elements_out)))
     return allocate(elements_in + 1)[1:], allocate(elements_out + 1)[1:]
 

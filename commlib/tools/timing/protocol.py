@@ -129,7 +129,7 @@ def buffers_of(collective: Collective, call: Call, candidate: Candidate) -> tupl
     elements_in, elements_out = collective.shapes(call)
     if not candidate.in_place:
         return candidate.empty(elements_in, call.dtype), candidate.empty(elements_out, call.dtype)
-    if collective.in_place is None:
+    if not collective.has_in_place:
         raise Unsupported(f"{collective.name} has no in-place form")
     return collective.in_place(call, candidate.empty(max(elements_in, elements_out), call.dtype))
 

@@ -205,7 +205,7 @@ def plugins() -> Finding:
 
     if COLLECTIVES.faults:
         return broken("; ".join(COLLECTIVES.faults), f"correct or unset {env.PLUGINS.name}")
-    return ok("; ".join(plugin.description for plugin in COLLECTIVES.plugins) or "none")
+    return ok("; ".join(COLLECTIVES.plugins) or "none")
 
 
 def nccl() -> Finding:
