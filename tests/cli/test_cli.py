@@ -253,7 +253,6 @@ REFUSED = {
         ("--algorithms shm_none", "no algorithm 'shm_none'; did you mean "),
         ("all_reduce barrier", "--phases looks at one call, and OP names 2"),
         ("-b 8 -e 64K", "--phases looks at one call, and --sizes names "),
-        ("--format md", "--phases prints a table, or --json; -o FILE writes"),
         ("--graph", "--graph needs GPUs"),
         ("barrier --in-place in", "barrier has no in-place form"),
         ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),

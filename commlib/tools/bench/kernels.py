@@ -205,7 +205,7 @@ class KernelView(View):
 
     def closing(self) -> list[str]:
         lines, wrong = list(self.document["notes"]), self.document["wrong"]
-        skipped = [row for row in self.rows() if row["skipped"]]
+        skipped = [row for row in self.document["rows"] if row["skipped"]]
         for same in grouped(skipped, lambda row: (row["candidate"], row["skipped"])):
             times = f" ({len(same)} cases)" if len(same) > 1 else ""
             lines.append(f"skipped {same[0]['candidate']}: {same[0]['skipped']}{times}")

@@ -87,7 +87,7 @@ class BenchView(View):
 
     def closing(self) -> list[str]:
         """Return the lines below the table: what others make faster, what was skipped, and what is wrong."""
-        skipped = (row for row in self.rows() if "skipped" in row)
+        skipped = (row for row in self.document["rows"] if "skipped" in row)
         texts = {f"# skipped {label(row)} {PLACES[row['in_place']]}: {row['skipped']}": row for row in skipped}
         return ["#", *texts, *which.others(self.document), *bounds(self.document)]
 
@@ -101,7 +101,7 @@ class BenchView(View):
         return with_speedups(measured(rows))
 
     def csv(self) -> str:
-        return csv_text(with_speedups(self.rows()))
+        return csv_text(with_speedups(self.document["rows"]))
 
     def page(self) -> str:
         return "\n".join([*fold(self.opening(), self.width), *self.page_rest()])

@@ -43,10 +43,6 @@ class View(ABC):
         """Return the # lines below the rows: whether that is all."""
         return unfinished(self.document)
 
-    def rows(self) -> list[Row]:
-        rows: list[Row] = self.document["rows"]
-        return rows
-
     def series(self, row: Row) -> Hashable:
         """Return what the rows below one head share: their title."""
         return self.title([row])
@@ -65,10 +61,15 @@ class View(ABC):
 
     def page_rest(self) -> list[str]:
         """Return what a run prints in the end, below the opening, where its form is a page."""
-        return []
+        return self.below()
+
+    def below(self) -> list[str]:
+        """Return what a run prints below the opening."""
+        tables = (line for rows in self.by_series() for line in (*self.head(rows), *self.body(rows)))
+        return [*tables, *self.ending()]
 
     def by_series(self) -> Iterator[list[Row]]:
-        return grouped(self.rows(), self.series)
+        return grouped(self.document["rows"], self.series)
 
     def render(self, form: str) -> str:
         text: str = getattr(self, form)()
@@ -76,10 +77,7 @@ class View(ABC):
 
     def table(self) -> str:
         """Return the whole of what a run prints."""
-        lines = fold(self.opening(), self.width)
-        for rows in self.by_series():
-            lines += [*self.head(rows), *self.body(rows)]
-        return "\n".join([*lines, *self.ending()])
+        return "\n".join([*fold(self.opening(), self.width), *self.below()])
 
     def md(self) -> str:
         """Return a table below each heading, and what stands above and below as a list."""
@@ -100,7 +98,7 @@ class View(ABC):
         return []
 
     def chart_title(self) -> str:
-        return self.title(self.rows())
+        return self.title(self.document["rows"])
 
     def plot(self, path: Path) -> None:
         draw(path, self.chart_title(), self.panels())

@@ -123,13 +123,12 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, **opti
     code = started(ctx, ranks, job.buffer_bytes)
     if code is not None:
         ctx.exit(code)
-    command = command_line(ctx)
-    if options["phases"]:
-        ctx.exit(phases.main(job, options, command))
     from commlib.tools.bench.measure import main
     from commlib.tools.report.run import Output
 
-    form = options["form"] or ("table" if ops else "page")
+    form, command = options["form"] or ("table" if ops else "page"), command_line(ctx)
+    if options["phases"]:
+        ctx.exit(phases.main(job, Output(phases.PhasesView, form, options["output"]), command))
     ctx.exit(main(job, Output(BenchView, form, options["output"], options["plot"]), command))
 
 
