@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commlib.tools.cli import LazyGroup
-from commlib.tools.cli.options import (
-    Numbers,
-    Result,
-    known_name,
-    ranks_option,
-    read_dtypes,
-    result_options,
-)
+from commlib.tools.cli.options import Numbers, Result, known_name, ranks_option, read_dtypes, result_options
 from commlib.tools.report.table import fold
 
 if TYPE_CHECKING:
