@@ -233,7 +233,7 @@ REFUSED = {
         ("all_reduces", "no collective 'all_reduces'; did you mean all_reduce? there are all_reduce, "),
         ("--dtype float31", "no element type 'float31'; did you mean float32? there are float64, "),
         ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
-        ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
+        ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl"),
         (f"--peer {__file__}", "has no function make()"),
         ("-b 1M -e 1K", "less than -b"),
         ("--root 2", "--root 2 is no rank; the last one is 1"),
