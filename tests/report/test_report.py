@@ -23,8 +23,8 @@ from commlib.tools.cli.report.pages import Section, html, markdown
 from commlib.tools.report import chart, files
 from commlib.tools.report.chart import Line, Panel
 from commlib.tools.report.document import Report, Row, unpacked
+from commlib.tools.report.formats import Column
 from commlib.tools.report.run import Output, until_it_ends
-from commlib.tools.report.table import Column
 from commlib.tools.report.view import View
 from tests.cli.bench_documents import document
 

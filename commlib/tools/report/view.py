@@ -10,9 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 from commlib.tools.report.chart import Rows, draw
 from commlib.tools.report.document import Row
-from commlib.tools.report.formats import csv_text, escaped, json_text, markdown_table
-from commlib.tools.report.table import Column, fold
-from commlib.tools.report.table import Table as Terminal
+from commlib.tools.report.formats import Column, csv_text, escaped, fold, json_text, markdown_table
+from commlib.tools.report.formats import Table as Terminal
 
 Item = TypeVar("Item")
 

@@ -10,7 +10,7 @@ from shlex import join
 from typing import Any
 
 from commlib.counts import counted
-from commlib.tools.bench import which
+from commlib.tools.bench import view
 from commlib.tools.bench.result import KIND
 from commlib.tools.cli.doctor.checks import home_as_tilde
 from commlib.tools.cli.doctor.command import JOBS
@@ -80,22 +80,22 @@ def _summary(documents: Documents, texts: list[tuple[str, str]], here: Mapping[s
     drawn = ""
     if bench := documents.get("collectives"):
         first = {**bench, "rows": [row for row in bench["rows"] if row["op"] == bench["rows"][0]["op"]]}
-        drawn = chart.svg(which.chart_title(first), which.panels(first)[:1])
+        drawn = chart.svg(view.chart_title(first), view.panels(first)[:1])
     facts = [f"{key:<8} {here[key]}" for key in (*MACHINE, "ranks", "scope") if here.get(key)]
     return Section("summary", "Summary", drawn, texts, "\n".join(facts))
 
 
 def _collectives(document: dict[str, Any], section: Section) -> Section:
     """Add who is the fastest at which size, and all charts but that of the first collective."""
-    panels = [of[0] for of in which.panels(document)[1:] if of[0].lines]
+    panels = [of[0] for of in view.panels(document)[1:] if of[0].lines]
     rows = [panels[at : at + CHARTS_PER_ROW] for at in range(0, len(panels), CHARTS_PER_ROW)]
-    drawn = chart.svg(which.chart_title(document), rows)
-    return replace(section, chart=drawn, output="\n".join([*which.lines(document, WIDTH), "", section.output]))
+    drawn = chart.svg(view.chart_title(document), rows)
+    return replace(section, chart=drawn, output="\n".join([*view.lines(document, WIDTH), "", section.output]))
 
 
 def _results(documents: Documents) -> Texts:
     if bench := documents.get("collectives"):
-        yield from (("", f"Collectives next to {line.removeprefix('# others: ')}.") for line in which.others(bench))
+        yield from (("", f"Collectives next to {line.removeprefix('# others: ')}.") for line in view.others(bench))
     if rows := documents.get("correctness", {}).get("rows"):
         right = sum(not row["wrong"] for row in rows)
         text = f"{right} of {counted(len(rows), 'algorithm')} give right values on {counted(rows[0]['ranks'], 'rank')}."
