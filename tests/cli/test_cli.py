@@ -35,7 +35,7 @@ def test_help_loads_and_starts_nothing_that_takes_time():
     """Its time is Python's own start, click, and five small modules: no test under load can measure it better."""
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     loaded = done.stdout.partition("LOADED ")[2].split()
-    modules = (".env", ".errors", ".tools", ".tools.cli", ".tools.cli.suggestions", ".version")
+    modules = (".env", ".errors", ".tools", ".tools.cli", ".version")
     assert loaded == ["commlib", *(f"commlib{name}" for name in modules), "False"]
 
 

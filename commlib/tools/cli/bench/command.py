@@ -16,8 +16,8 @@ from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
 from commlib.tools.cli.options import EXISTING, FILE, Seconds, grouped_options, read_bytes, write_groups
 from commlib.tools.cli.ranks import command_line, started
-from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
+from commlib.tools.report.document import write
 
 FIRST_PAGE, WHOLE = "Options", "whole"
 LARGEST_TEXT = "Largest.  [default: 64M; 8M without OP or below 10 s]"
@@ -157,6 +157,6 @@ def show(
     if output is None:
         click.echo(text)
     else:
-        files.write(output, text)
+        write(output, text)
     if picture is not None:
         views[0].plot(picture)
