@@ -12,8 +12,7 @@ import torch
 
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
 from commlib.tools.report.document import Document, Kind, Report, Row
-from commlib.tools.report.figures import fitted, interval_text, percent_text, percentiles_us, ratio_of
-from commlib.tools.report.formats import Column
+from commlib.tools.report.formats import Column, fitted, interval_text, percent_text, percentiles_us, ratio_of
 from commlib.tools.report.view import View, grouped, unfinished
 
 Percentiles = dict[str, float]  # p0, p10, p50, p90, p100 of the blocks

@@ -23,7 +23,7 @@ from commlib.tools.bench.job import Job, calls, facts, forms, joined, left_out
 from commlib.tools.bench.result import KIND, Measured, Skipped
 from commlib.tools.launch import UNREAD
 from commlib.tools.report.document import Report, Row, to_json
-from commlib.tools.report.figures import percentiles_us
+from commlib.tools.report.formats import percentiles_us
 from commlib.tools.report.run import Output, until_it_ends
 
 START_S = 3.0  # for the other libraries and the first calls, about

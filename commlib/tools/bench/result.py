@@ -10,7 +10,7 @@ from typing import Any, Literal
 from commlib.tools.baselines import PROBE
 from commlib.tools.report.document import Document, Kind
 from commlib.tools.report.document import Row as Json
-from commlib.tools.report.figures import MIN_BLOCKS, ratio_of
+from commlib.tools.report.formats import MIN_BLOCKS, ratio_of
 from commlib.tools.report.view import grouped, unfinished
 
 AGREE = 0.3  # blocks that differ by more say nothing to compare with; see spread()

@@ -28,8 +28,7 @@ from commlib.tools.bench.result import (
 from commlib.tools.report.chart import OURS as THICK
 from commlib.tools.report.chart import Line, Panel, look
 from commlib.tools.report.document import Row
-from commlib.tools.report.figures import fitted, interval_text, ratio_text, size_text
-from commlib.tools.report.formats import Column, csv_text, fold
+from commlib.tools.report.formats import Column, csv_text, fitted, fold, interval_text, ratio_text, size_text
 from commlib.tools.report.view import View, grouped
 
 SOFTWARE = {"driver": "driver", "nccl": "NCCL", "cuda": "CUDA", "torch": "torch", "python": "Python"}

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from commlib.tools.report.chart import Rows, draw
 from commlib.tools.report.document import Row
-from commlib.tools.report.formats import Column, csv_text, escaped, fold, json_text, markdown_table
-from commlib.tools.report.formats import Table as Terminal
+from commlib.tools.report.formats import Column, Table, csv_text, escaped, fold, json_text, markdown_table
 
 Item = TypeVar("Item")
 
@@ -24,7 +23,7 @@ class View(ABC):
     def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
         self.document = document
         self.width = terminal_columns() if width is None else width
-        self.layout = Terminal(self.columns(), self.width)
+        self.layout = Table(self.columns(), self.width)
 
     @abstractmethod
     def columns(self) -> Sequence[Column]:

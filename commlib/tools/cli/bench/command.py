@@ -10,12 +10,12 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.baselines import PEERS
-from commlib.tools.baselines.kernels import KERNELS
 from commlib.tools.bench.result import KIND, only
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
+from commlib.tools.cli.bench.kernels import KERNELS
 from commlib.tools.cli.options import EXISTING, FILE, Seconds, grouped_options, read_bytes, write_groups
-from commlib.tools.cli.ranks import command_line, started
+from commlib.tools.cli.run import command_line, started
 from commlib.tools.report.chart import check_name
 from commlib.tools.report.document import write
 

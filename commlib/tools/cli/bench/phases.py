@@ -18,8 +18,7 @@ from commlib.tools.bench.job import Job, facts, joined
 from commlib.tools.bench.phases import DEVICE, GAP, GPU, IDLE, PHASES, Phases
 from commlib.tools.bench.result import title
 from commlib.tools.report.document import Document, Kind, Report, Row
-from commlib.tools.report.figures import fitted, percent_text, size_text
-from commlib.tools.report.formats import Column, csv_text
+from commlib.tools.report.formats import Column, csv_text, fitted, percent_text, size_text
 from commlib.tools.report.run import Output
 from commlib.tools.report.view import View, grouped
 from commlib.tools.timing import Protocol

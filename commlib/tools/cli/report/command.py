@@ -24,7 +24,7 @@ from commlib.tools.bench.result import KIND
 from commlib.tools.cli.doctor.checks import home_as_tilde
 from commlib.tools.cli.doctor.command import JOBS
 from commlib.tools.cli.options import read_names
-from commlib.tools.cli.ranks import command_line as typed
+from commlib.tools.cli.run import command_line as typed
 from commlib.tools.cli.run import default_ranks
 from commlib.tools.report import chart
 from commlib.tools.report.document import write
