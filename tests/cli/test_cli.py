@@ -16,8 +16,7 @@ from commlib.tools.bench import kernels, result
 from commlib.tools.cli import COMMANDS, main
 from commlib.tools.cli.options import Seconds
 from commlib.tools.report.run import Output
-from commlib.tools.testing.ranks import RankError
-from commlib.tools.testing.worker import Outcome
+from commlib.tools.testing.ranks import Outcome, RankError
 from tests.cli.calls import exit_code, refuses, written
 
 HELP = """
