@@ -38,7 +38,7 @@ from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
 from commlib.tools.baselines import load
 from commlib.tools.cli.options import python_file
-from commlib.tools.report.figures import size_text
+from commlib.tools.report.formats import size_text
 from commlib.tools.timing import Candidate, Prepare, Run, buffers_of, pinned, plain_on, public_call, separate_stream
 from commlib.tools.timing.candidate import Truth
 from commlib.tp.pipeline import leaving

@@ -15,7 +15,7 @@ from typing import Any
 
 from written import command_line
 
-from commlib.tools.report import files
+from commlib.tools.report import document as files
 from commlib.tools.report.document import Row, unpacked
 from commlib.tools.report.formats import flat, json_text
 from commlib.tools.report.view import grouped

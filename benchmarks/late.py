@@ -19,7 +19,7 @@ from written import command_line, head, write
 from commlib.communicator import Communicator
 from commlib.env import parse_bytes
 from commlib.plan import Plan
-from commlib.tools.report.figures import size_text
+from commlib.tools.report.formats import size_text
 from commlib.tools.report.view import grouped
 from commlib.tools.testing import Ranks
 

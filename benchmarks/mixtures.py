@@ -19,7 +19,7 @@ from tempfile import NamedTemporaryFile
 
 import torch
 
-from commlib.tools.report import files
+from commlib.tools.report import document as files
 from commlib.tools.report.formats import json_text
 from commlib.tools.testing import RankError, Ranks
 from commlib.tools.timing import fingerprint

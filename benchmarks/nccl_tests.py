@@ -20,7 +20,7 @@ import torch
 from written import command_line, head, write
 
 from commlib.tools.bench.result import measured
-from commlib.tools.report.figures import fitted
+from commlib.tools.report.formats import fitted
 
 LEAST, MOST, FACTOR = "1K", "64M", 16
 # Calls of a graph or of a loop, and launches of the graph, by size; after them one check of the values.

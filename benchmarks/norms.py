@@ -26,7 +26,7 @@ from written import command_line, figures, head, joined, ratio, ratio_text, whol
 from commlib.collectives.all_reduce_rms_norm import GROUP, normalised
 from commlib.communicator import Communicator
 from commlib.redops import torch_name
-from commlib.tools.report.figures import size_text
+from commlib.tools.report.formats import size_text
 from commlib.tools.timing import Protocol, Run, graph, measure_calls, separate_stream
 
 EPS = 1e-6

@@ -25,7 +25,7 @@ from written import command_line, figures, head, joined, ratio, ratio_text, whol
 
 from commlib.communicator import Communicator
 from commlib.redops import torch_name
-from commlib.tools.report.figures import ratio_text as value_text
+from commlib.tools.report.formats import ratio_text as value_text
 from commlib.tools.timing import Measurement, Protocol, Run, graph, measure_calls, separate_stream
 from commlib.tp import Shard
 from commlib.tp.norm import FusedResidualNorm

@@ -21,7 +21,7 @@ from written import command_line, figures, head, joined, ratio, ratio_text, writ
 from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
 from commlib.env import parse_bytes
-from commlib.tools.report.figures import size_text
+from commlib.tools.report.formats import size_text
 from commlib.tools.timing import Protocol, Run, measure_calls, separate_stream
 
 ALIGNED = "aligned"

@@ -11,10 +11,9 @@ from typing import Any
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.tools.report import files
-from commlib.tools.report.figures import percentiles_us, ratio_of
-from commlib.tools.report.figures import ratio_text as value_text
-from commlib.tools.report.formats import json_text
+from commlib.tools.report import document as files
+from commlib.tools.report.formats import json_text, percentiles_us, ratio_of
+from commlib.tools.report.formats import ratio_text as value_text
 from commlib.tools.timing import Measurement, fingerprint
 
 

@@ -22,9 +22,7 @@ from commlib.tools.bench.result import (
     title,
 )
 from commlib.tools.report.document import unpacked
-from commlib.tools.report.figures import fitted, ratio_text, size_text
-from commlib.tools.report.formats import flat, markdown_table
-from commlib.tools.report.table import Column
+from commlib.tools.report.formats import Column, fitted, flat, markdown_table, ratio_text, size_text
 from commlib.tools.report.view import grouped
 
 FOLDER = Path(__file__).parent.parent / "benchmarks/results"

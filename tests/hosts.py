@@ -4,7 +4,7 @@ from typing import Any
 
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
-from commlib.tools.testing.worker import create_communicator
+from commlib.tools.testing.ranks import create_communicator
 
 
 def create(world: World, hosts: str, **options: Any) -> Communicator:

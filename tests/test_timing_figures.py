@@ -10,7 +10,7 @@ import torch
 
 from commlib.errors import CommError
 from commlib.tools.report.document import environment
-from commlib.tools.timing import Protocol, Run, graph, measure_on_one_device
+from commlib.tools.timing import Protocol, Run, SingleDevice, graph, measure_calls
 
 
 def test_of_the_environment_only_what_changes_a_figure_is_kept() -> None:
@@ -38,7 +38,7 @@ def test_blocks_of_candidates_alternate_and_sets_rotate() -> None:
     recorder = Recorder()
     calls = {"a": recorder.runs("a", 3), "b": recorder.runs("b", 3)}
     protocol = Protocol(blocks=(6, 6), budget_s=0.0, iterations=3)
-    found = measure_on_one_device(CPU, calls, protocol, "case")
+    found = measure_calls(SingleDevice(CPU), calls, protocol, "case")
     assert [(each.label, each.iterations, len(each.times_s)) for each in found] == [("a", 3, 6), ("b", 3, 6)]
     assert all(len(each.issue_s) == 6 for each in found)
     assert all(issue <= time for each in found for issue, time in zip(each.issue_s, each.times_s, strict=True))
@@ -58,7 +58,7 @@ def test_blocks_of_candidates_alternate_and_sets_rotate() -> None:
 def test_the_garbage_collector_is_off_while_calls_are_timed_and_then_as_it_was(on: bool) -> None:
     seen: list[bool] = []
     (gc.enable if on else gc.disable)()
-    measure_on_one_device(CPU, {"a": [lambda: seen.append(gc.isenabled())]}, Protocol(budget_s=0.0), "case")
+    measure_calls(SingleDevice(CPU), {"a": [lambda: seen.append(gc.isenabled())]}, Protocol(budget_s=0.0), "case")
     after = gc.isenabled()
     gc.enable()
     assert (set(seen), after) == ({False}, on)
@@ -66,8 +66,8 @@ def test_the_garbage_collector_is_off_while_calls_are_timed_and_then_as_it_was(o
 
 def test_a_block_goes_on_with_the_set_after_the_last_ones() -> None:
     recorder = Recorder()
-    measure_on_one_device(
-        CPU, {"a": recorder.runs("a", 3)}, Protocol(blocks=(6, 6), budget_s=0.0, iterations=2), "case"
+    measure_calls(
+        SingleDevice(CPU), {"a": recorder.runs("a", 3)}, Protocol(blocks=(6, 6), budget_s=0.0, iterations=2), "case"
     )
     sets = [at for _, at in recorder.calls]
     assert all(after == (at + 1) % 3 for at, after in pairwise(sets))
@@ -106,7 +106,7 @@ def test_a_graph_has_all_sets_in_turn_and_counts_for_each_call(monkeypatch: pyte
     recorder = Recorder()
     refused = recorder.runs("b", 5)
     protocol = Protocol(blocks=(4, 4), budget_s=0.0, iterations=10, warmup=0, graph=True, lead_in=str)
-    a, b = measure_on_one_device(CPU, {"a": recorder.runs("a", 5), "b": refused}, protocol, "case")
+    a, b = measure_calls(SingleDevice(CPU), {"a": recorder.runs("a", 5), "b": refused}, protocol, "case")
     assert Pretended.lead_ins == [str]
     assert a.times_s == pytest.approx([1e-6] * 4)
     assert (a.iterations, a.issue_s) == (10, [])  # the host's part of a replay is nobody's figure

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner
 
-from commlib.tools.bench import which
+from commlib.tools.bench import view
 from commlib.tools.bench.result import KIND, compared, measured
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli.bench.command import show
@@ -132,15 +132,15 @@ def test_texts_of_a_file_do_not_reach_the_terminal_as_commands(tmp_path: Path) -
 
 
 def test_beside_others_a_chart_has_the_plans_choice_each_library_and_the_ratio_alone_every_algorithm() -> None:
-    latency, ratio = which.panels(document("all_reduce"))[0]
+    latency, ratio = view.panels(document("all_reduce"))[0]
     assert [line.label for line in latency.lines] == ["commlib", "torch", "mpich"]
     assert latency.lines[0].points[8] == ratio.lines[0].points[8] ** -1 * latency.lines[2].points[8]
     found = document("all_reduce")
     found["rows"] = [row for row in found["rows"] if row["ours"]]
-    (latency,) = which.panels(found)[0]
+    (latency,) = view.panels(found)[0]
     names = [name for name, (placement, ours, *_) in WAYS.items() if ours and placement == "plain"]
     assert [line.label for line in latency.lines] == ["commlib", *names]
-    assert which.chart_title(found) == "all_reduce, 2 ranks on shm, A CPU"
+    assert view.chart_title(found) == "all_reduce, 2 ranks on shm, A CPU"
     assert CliRunner().invoke(show, ["x.json", "--plot", "x.pdf"]).output == "", "before anything is read"
 
 
@@ -183,8 +183,8 @@ def made(mpich: float | dict[str, float]) -> dict[str, Any]:
 
 
 def ratio(found: dict[str, Any]) -> str:
-    ((ours, best),) = (call for of in which.calls(found) for call in of)
-    return which.ratio(ours, best)
+    ((ours, best),) = (call for of in view.calls(found) for call in of)
+    return view.ratio(ours, best)
 
 
 def test_a_ratio_is_to_the_fastest_library_with_right_values() -> None:

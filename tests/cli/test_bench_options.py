@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from commlib.tools.bench.job import Job, sweep
+from commlib.tools.cli import OF_OTHERS
 from commlib.tools.cli.bench.command import bench
 from commlib.tools.cli.bench.read import read_job
-from commlib.tools.cli.suggestions import OF_OTHERS
 from tests.cli.calls import refuses
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from commlib.tools.bench import phases
-from commlib.tools.bench.phases_report import KIND
+from commlib.tools.cli.bench.phases import KIND
 from commlib.tools.timing import Measurement
 from tests.cli.calls import exit_code, written
 
@@ -31,10 +31,11 @@ def test_the_phases_of_each_rank_add_up_to_its_call(command, tmp_path):
     assert "\n# phases add up to" in done.stdout
 
 
-def test_a_wrong_value_fails_the_run(monkeypatch, capsys):
+@pytest.mark.parametrize(("form", "start"), [("table", "#"), ("md", "-")])
+def test_a_wrong_value_fails_the_run_in_each_form(form, start, monkeypatch, capsys):
     monkeypatch.setattr(phases, "measure", lambda *_: [Measurement("shm", False, times_s=[1e-6], wrong=3)])
-    assert exit_code("bench", "--phases", "--sizes", "64", "--time", "0.1", "--backend", "shm") == 1
-    assert "# Out of bounds values : 3 FAILED" in capsys.readouterr().out
+    assert exit_code("bench", "--phases", "--sizes", "64", "--time", "0.1", "--backend", "shm", "--format", form) == 1
+    assert f"\n{start} Out of bounds values : 3 FAILED" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from commlib.tools.bench import kernels, result
 from commlib.tools.cli import COMMANDS, main
 from commlib.tools.cli.options import Seconds
 from commlib.tools.report.run import Output
-from commlib.tools.testing.ranks import RankError
-from commlib.tools.testing.worker import Outcome
+from commlib.tools.testing.ranks import Outcome, RankError
 from tests.cli.calls import exit_code, refuses, written
 
 HELP = """
@@ -35,7 +34,7 @@ def test_help_loads_and_starts_nothing_that_takes_time():
     """Its time is Python's own start, click, and five small modules: no test under load can measure it better."""
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     loaded = done.stdout.partition("LOADED ")[2].split()
-    modules = (".env", ".errors", ".tools", ".tools.cli", ".tools.cli.suggestions", ".version")
+    modules = (".env", ".errors", ".tools", ".tools.cli", ".version")
     assert loaded == ["commlib", *(f"commlib{name}" for name in modules), "False"]
 
 
@@ -219,7 +218,7 @@ REFUSED = {
     "bench -n 2": [
         ("--dtype float31", "no element type 'float31'; did you mean float32? there are float64, "),
         ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
-        ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
+        ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl"),
         (f"--peer {__file__}", "has no function make()"),
         ("-b 1M -e 1K", "less than -b"),
         ("--root 2", "--root 2 is no rank; the last one is 1"),
@@ -237,7 +236,6 @@ REFUSED = {
         ("--algorithms shm_none", "no algorithm 'shm_none'; did you mean "),
         ("all_reduce barrier", "--phases looks at one call, and OP names 2"),
         ("-b 8 -e 64K", "--phases looks at one call, and --sizes names "),
-        ("--format md", "--phases prints a table, or --json; -o FILE writes"),
         ("--graph", "--graph needs GPUs"),
         ("barrier --in-place in", "barrier has no in-place form"),
         ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),

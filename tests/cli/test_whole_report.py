@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from commlib.tools.cli import main
-from commlib.tools.cli.report import command, pages
+from commlib.tools.cli.report import command
 from commlib.tools.cli.report.command import SCOPES, STEPS, Settings, is_done, report, why_failed
 from commlib.tools.report.formats import json_text
 from tests.cli.bench_documents import document, times
@@ -115,7 +115,7 @@ def test_the_first_screen_has_a_chart_who_is_the_fastest_and_what_is_wrong_then_
             row["time_us"] = times(0.1)
     folder = folder_of(tmp_path, environment=doctor("broken"), collectives=found)
     (folder / "index.log").write_text("why\n", encoding="utf-8")
-    texts = pages.write_pages(folder, HERE)
+    texts = command.write_pages(folder, HERE)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     order = [page.index(part) for part in ("<svg", "2 ranks on shm, A CPU", "<pre", 'id="collectives"')]
     assert order == sorted(order) and page.index('id="environment"') > order[-1]
@@ -128,6 +128,6 @@ def test_the_first_screen_has_a_chart_who_is_the_fastest_and_what_is_wrong_then_
 
 def test_without_matplotlib_a_page_has_its_tables_and_a_line(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("commlib.tools.report.chart.importlib.util.find_spec", lambda name: None)
-    pages.write_pages(folder_of(tmp_path, collectives=document()), HERE)
+    command.write_pages(folder_of(tmp_path, collectives=document()), HERE)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<svg" not in page and "pip install matplotlib" in page and "all_reduce " in page

@@ -22,7 +22,7 @@ from commlib.debug.record import records_of
 from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.flight import flights
-from commlib.tools.debug.slow import PROGRAM, RankTime, Slowness, Watched, _late, blamed, sentences, slowness, watch
+from commlib.tools.debug.slow import PROGRAM, RankTime, Slowness, _late, blamed, sentences, watch
 from commlib.tools.testing import Handle, Ranks
 from tests.debug.test_debug import wait_for
 
@@ -63,9 +63,8 @@ class Working:
         self._path.unlink()
         self._handle.join()
 
-    def slowness(self) -> tuple[Watched, Slowness]:
-        watched = watch(self.records, WATCH_S)
-        return watched, slowness(watched)
+    def watched(self) -> tuple[Job, Slowness]:
+        return watch(self.records, WATCH_S)
 
 
 @pytest.mark.parametrize(("waits", "late"), [(0.2, [0]), (0.5, [])])
@@ -96,9 +95,9 @@ def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in_by_the_
     number = str(live.pids[0])
     options = f"{number} --slow --time {WATCH_S} --json -o {tmp_path}/slow.md --dump {tmp_path}".split()
     with Working(live, tmp_path / "go", late=1) as working:
-        watched, slow = working.slowness()
+        job, slow = working.watched()
         (late,) = slow.late
-        text, *_ = sentences(working.records, watched.job, slow)
+        text, *_ = sentences(working.records, job, slow)
         printed = CliRunner().invoke(debug, options, standalone_mode=False)
     assert late.rank == 1
     assert text.startswith("rank 1 is late: the others wait for it ")
@@ -117,7 +116,7 @@ def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in_by_the_
 @pytest.mark.parametrize("count", [8, LARGE])
 def test_even_traffic_has_no_late_rank(live: Ranks, tmp_path: Path, count: int) -> None:
     with Working(live, tmp_path / "go", count=count) as working:
-        looks = [working.slowness()[1] for _ in range(3)]
+        looks = [working.watched()[1] for _ in range(3)]
     assert any(slow.late == [] for slow in looks)  # on few cores one may be, for a while
     for one in looks[0].ranks:
         assert one.program + one.moves + one.waits == pytest.approx(1)

@@ -10,7 +10,7 @@ from commlib.core.hooks import SlowCall
 from commlib.debug.findings import Finding, findings_of
 from commlib.debug.jobs import look, moments
 from commlib.debug.record import records_of
-from commlib.tools.debug.slow import slowness, watch
+from commlib.tools.debug.slow import watch
 from commlib.tools.testing import Ranks
 from commlib.tools.timing.graph import capture
 
@@ -140,7 +140,7 @@ def test_a_rank_that_comes_late_is_named_while_the_job_goes_on(nccl_ranks: Ranks
     deadline, late = time.monotonic() + LONG_S, [0]
     records = [record for pid in nccl_ranks.pids for record in records_of(pid)]
     while time.monotonic() < deadline and nccl_ranks.size - 1 not in late:
-        late = [one.rank for one in slowness(watch(records, 1.0)).late]
+        late = [one.rank for one in watch(records, 1.0)[1].late]
     assert late == [nccl_ranks.size - 1]
     slow = handle.result(0)
     assert max(call.seconds for call in slow) > NAP_S / 2

@@ -19,12 +19,13 @@ from commlib.errors import CommError
 from commlib.tools.bench.result import KIND, measured, median_us, rivals
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli.bench.command import show
-from commlib.tools.cli.report.pages import Section, html, markdown
-from commlib.tools.report import chart, files
+from commlib.tools.cli.report.command import Section, html, markdown
+from commlib.tools.report import chart
+from commlib.tools.report import document as files
 from commlib.tools.report.chart import Line, Panel
 from commlib.tools.report.document import Report, Row, unpacked
+from commlib.tools.report.formats import Column
 from commlib.tools.report.run import Output, until_it_ends
-from commlib.tools.report.table import Column
 from commlib.tools.report.view import View
 from tests.cli.bench_documents import document
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -105,6 +105,18 @@ def calls(comm: Communicator, job: Job) -> Iterator[tuple[Collective, Call]]:
         per_element = collective.num_bytes(call) / PROBE_COUNT
         counts = {collective.whole(max(1, int(size / per_element))) for size in job.sizes} if per_element else {0}
         yield from ((collective, replace(call, count=count)) for count in sorted(counts))
+
+
+def facts(collective: Collective, call: Call) -> dict[str, Any]:
+    """Return what documents have of a call."""
+    return {
+        "op": collective.name,
+        "size": collective.num_bytes(call),
+        "count": call.count,
+        "type": str(call.dtype).removeprefix("torch."),
+        "redop": call.redop if collective.reduces else None,
+        "root": call.root if collective.rooted else None,
+    }
 
 
 def forms(job: Job, collective: Collective) -> list[bool]:

@@ -12,8 +12,7 @@ import torch
 
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
 from commlib.tools.report.document import Document, Kind, Report, Row
-from commlib.tools.report.figures import fitted, interval_text, percent_text, percentiles_us, ratio_of
-from commlib.tools.report.table import Column
+from commlib.tools.report.formats import Column, fitted, interval_text, percent_text, percentiles_us, ratio_of
 from commlib.tools.report.view import View, grouped, unfinished
 
 Percentiles = dict[str, float]  # p0, p10, p50, p90, p100 of the blocks
@@ -102,10 +101,9 @@ class KernelReport(Report):
         best = min(right, key=lambda each: each.median_s, default=None)
         floors = [each for each in candidates if each.role == FLOOR and not each.label.startswith(PROBES)]
         bound_s = min((each.median_s for each in floors if each.timed), default=None)
-        rows = [{**facts, **self._figures(case, sets, candidate, bound_s)} for candidate in candidates]
-        of = {id(candidate): row for candidate, row in zip(candidates, rows, strict=True)}
-        for candidate, row in zip(candidates, rows, strict=True):
-            row["versus"] = _versus(of.get(id(best)) if candidate is ours else row, of.get(id(ours)))
+        rows = [{**facts, **self._figures(case, sets, each, bound_s)} for each in candidates]
+        for each, row in zip(candidates, rows, strict=True):
+            row["versus"] = _versus(best if each is ours else each, ours)
         self.rows += rows
         return rows
 
@@ -130,11 +128,11 @@ class KernelReport(Report):
         }
 
 
-def _versus(above: Row | None, ours: Row | None) -> Row | None:
+def _versus(above: Candidate | None, ours: Candidate | None) -> Row | None:
     """Return how many times as long as ours another takes; of ours, the best of the peers."""
-    if above is None or above["time_us"] is None or ours is None:
+    if above is None or above.timed is None or ours is None or ours.timed is None:
         return None
-    return {"of": above["candidate"], **ratio_of(above["time_us"], ours["time_us"])}
+    return {"of": above.label, **ratio_of(percentiles_us(above.timed), percentiles_us(ours.timed))}
 
 
 # --- how they are shown: a line for each candidate, cases of one series below each other
@@ -205,7 +203,7 @@ class KernelView(View):
 
     def closing(self) -> list[str]:
         lines, wrong = list(self.document["notes"]), self.document["wrong"]
-        skipped = [row for row in self.rows() if row["skipped"]]
+        skipped = [row for row in self.document["rows"] if row["skipped"]]
         for same in grouped(skipped, lambda row: (row["candidate"], row["skipped"])):
             times = f" ({len(same)} cases)" if len(same) > 1 else ""
             lines.append(f"skipped {same[0]['candidate']}: {same[0]['skipped']}{times}")

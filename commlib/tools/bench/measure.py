@@ -19,11 +19,11 @@ from commlib.counts import counted
 from commlib.plan import Plan
 from commlib.tools import timing
 from commlib.tools.baselines import AUTO, load
-from commlib.tools.bench.job import Job, calls, forms, joined, left_out
+from commlib.tools.bench.job import Job, calls, facts, forms, joined, left_out
 from commlib.tools.bench.result import KIND, Measured, Skipped
 from commlib.tools.launch import UNREAD
 from commlib.tools.report.document import Report, Row, to_json
-from commlib.tools.report.figures import percentiles_us
+from commlib.tools.report.formats import percentiles_us
 from commlib.tools.report.run import Output, until_it_ends
 
 START_S = 3.0  # for the other libraries and the first calls, about
@@ -121,20 +121,11 @@ class Bench(Report):
         """Measure all ways to make a call together, and yield their rows."""
         ways = [*self._ours(collective, call), *self._others(collective)]
         results = timing.measure(self.comm, collective, call, ordered, [candidate for _, candidate in ways], protocol)
-        size = collective.num_bytes(call)
-        shared = {
-            "op": collective.name,
-            "size": size,
-            "count": call.count,
-            "type": str(call.dtype).removeprefix("torch."),
-            "redop": call.redop if collective.reduces else None,
-            "root": call.root if collective.rooted else None,
-            "mode": self.job.mode,
-        }
+        shared = {**facts(collective, call), "mode": self.job.mode}
         for (way, candidate), result in zip(ways, results, strict=True):
             self.wrong += result.wrong or 0
             row = {**shared, **way, "in_place": candidate.in_place}
-            figures = self._figures(collective, size, result) if result.times_s else {}
+            figures = self._figures(collective, shared["size"], result) if result.times_s else {}
             yield to_json(Measured(**row, **figures) if figures else Skipped(**row, skipped=result.skipped))
 
     def _ours(self, collective: Collective, call: Call) -> Iterator[tuple[Row, timing.Candidate]]:

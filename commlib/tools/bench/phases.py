@@ -38,14 +38,7 @@ Parts = dict[tuple[str, str], float]  # where, phase → ns
 HostCall = list[tuple[str, float]]  # its phases in turn, and their ns
 
 
-class Span(NamedTuple):
-    """A phase of a block of a kernel, on the GPU's clock."""
-
-    phase: str
-    start_ns: float
-    end_ns: float
-
-
+Span = tuple[str, float, float]  # a phase of a block of a kernel, from when to when on the GPU's clock, in ns
 KernelCall = list[list[Span]]  # one call of a kernel, by block; empty without a kernel of ours
 
 
@@ -172,23 +165,17 @@ def _calls_of(rows: Sequence[Sequence[int]]) -> list[list[_Mark]]:
 def _spans(marks: Sequence[_Mark], ns_of_cycle: float) -> list[Span]:
     _, first, start_ns = marks[0]
     times = [start_ns + (clock - first) * ns_of_cycle for _, clock, _ in marks]
-    return [Span(phase, at, end) for (phase, *_), (at, end) in zip(marks, pairwise(times), strict=False)]
-
-
-def began(call: KernelCall) -> float:
-    return min(spans[0].start_ns for spans in call)
-
-
-def ended(call: KernelCall) -> float:
-    return max(spans[-1].end_ns for spans in call)
+    return [(phase, at, end) for (phase, *_), (at, end) in zip(marks, pairwise(times), strict=False)]
 
 
 def kernel_durations(call: KernelCall) -> Parts:
     """Return how long each phase took on average over the blocks; they add up to the time from start to end."""
     means: dict[str, float] = {}
-    for span in chain.from_iterable(call):
-        means[span.phase] = means.get(span.phase, 0.0) + (span.end_ns - span.start_ns) / len(call)
-    means[IDLE] = ended(call) - began(call) - sum(means.values())
+    for phase, start_ns, end_ns in chain.from_iterable(call):
+        means[phase] = means.get(phase, 0.0) + (end_ns - start_ns) / len(call)
+    started_ns = min(spans[0][1] for spans in call)
+    ended_ns = max(spans[-1][2] for spans in call)
+    means[IDLE] = ended_ns - started_ns - sum(means.values())
     return {(GPU, phase): ns for phase, ns in means.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from commlib.tools.baselines import PROBE
 from commlib.tools.report.document import Document, Kind
 from commlib.tools.report.document import Row as Json
-from commlib.tools.report.figures import MIN_BLOCKS, ratio_of
+from commlib.tools.report.formats import MIN_BLOCKS, ratio_of
 from commlib.tools.report.view import grouped, unfinished
 
 AGREE = 0.3  # blocks that differ by more say nothing to compare with; see spread()
@@ -119,11 +119,6 @@ def steady(row: Json) -> bool:
     return spread(row["time_us"]) <= AGREE and row.get("blocks", MIN_BLOCKS) >= MIN_BLOCKS
 
 
-def versus(ours: Json, other: Json) -> dict[str, float]:
-    """Return how many times as long the other takes."""
-    return ratio_of(other["time_us"], ours["time_us"])
-
-
 def median_us(row: Json) -> float:
     return float(row["time_us"]["p50"])
 
@@ -171,4 +166,4 @@ def _call_of(row: Json) -> tuple[Any, ...]:
 
 def _speedup(row: Json, other: Json | None) -> Json | None:
     compares = other not in (None, row) and "skipped" not in row
-    return {"over": other["algorithm"], **versus(row, other)} if other and compares else None
+    return {"over": other["algorithm"], **ratio_of(other["time_us"], row["time_us"])} if other and compares else None

@@ -114,8 +114,7 @@ def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
 
 
 def _slow(records: list[Record], seconds: float) -> Shown:
-    watched = slow_job.watch(records, seconds)
-    job, slow = watched.job, slow_job.slowness(watched)
+    job, slow = slow_job.watch(records, seconds)
     lines = slow_job.sentences(records, job, slow)
     text, data = slow_job.slow_page(job, slow, lines), slow_job.slow_document(job, slow, lines)
     return Shown(job, records, text, data, bool(slow.late))

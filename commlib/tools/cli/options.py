@@ -16,8 +16,8 @@ import click
 from commlib import env
 from commlib.build.sources import load_module
 from commlib.errors import meant
-from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
+from commlib.tools.report.document import unwritable, write
 from commlib.tools.report.formats import csv_text, json_text
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Result:
         if self.output is not None:
             form, lines = self.output.suffix[1:], click.unstyle("\n".join(self._lines))
             text = csv_text(rows) if form == "csv" else f"```text\n{lines}\n```" if form == "md" else lines
-            files.write(self.output, text if form in ("csv", "md", "txt") else json_text(document))
+            write(self.output, text if form in ("csv", "md", "txt") else json_text(document))
         if self.as_json:
             click.echo(json_text(document))
 
@@ -167,7 +167,7 @@ def check_files(output: Path | None, picture: Path | None, endings: Iterable[str
     if output is not None and output.suffix not in ("", *endings):
         raise click.UsageError(f"-o {output}: results end in {', '.join(endings)}; give the file such a name")
     for name, path in (("-o", output), ("--plot", picture)):
-        if path is not None and (why := files.unwritable(path)):
+        if path is not None and (why := unwritable(path)):
             raise click.UsageError(f"{name} {path}: {why}")
 
 

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commlib.tools.cli import LazyGroup
-from commlib.tools.cli.options import (
-    Numbers,
-    Result,
-    known_name,
-    ranks_option,
-    read_dtypes,
-    result_options,
-)
-from commlib.tools.report.table import fold
+from commlib.tools.cli.options import Numbers, Result, known_name, ranks_option, read_dtypes, result_options
+from commlib.tools.report.formats import fold
 
 if TYPE_CHECKING:
     from commlib.plan import Plan

@@ -12,7 +12,7 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.cli.options import Result, known_name, ranks_option, result_options
-from commlib.tools.cli.ranks import check_ranks, command_line
+from commlib.tools.cli.run import check_ranks, command_line
 from commlib.tools.report.document import Document, Kind, Report, Row
 
 BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective

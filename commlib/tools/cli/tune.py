@@ -11,7 +11,7 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.cli.options import FILE, Seconds, read_bytes, read_dtypes, read_names
-from commlib.tools.cli.ranks import started
+from commlib.tools.cli.run import started
 
 
 @click.command()

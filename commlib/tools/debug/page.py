@@ -14,7 +14,7 @@ from commlib.debug.format import members_text, seconds_text, waited_in
 from commlib.debug.jobs import Job, Rank, job_of
 from commlib.debug.record import Slot
 from commlib.tools.debug.host import jobs_here, starting_here
-from commlib.tools.report.table import MIN_COLUMNS, fold
+from commlib.tools.report.formats import MIN_COLUMNS, fold
 
 _STATES = {
     "R": "runs",

@@ -32,19 +32,6 @@ PROGRAM, MOVES = -2, -1
 Looks = dict[Place, Look]  # of all ranks, at one moment
 
 
-@dataclass
-class Watched:
-    """A job before and after, and the moments between."""
-
-    before: Job
-    job: Job
-    looks: list[Looks]
-
-    @property
-    def seconds(self) -> float:
-        return (self.job.at_ns - self.before.at_ns) / 1e9
-
-
 class _Sampler:
     """Looks at one communicator of one rank, whose slot is mapped."""
 
@@ -65,7 +52,8 @@ class _Sampler:
         return MOVES if state_of(self.place[0]) in "TtX" else int(peer)  # what a stopped one waits for may have come
 
 
-def watch(records: Sequence[Record], seconds: float) -> Watched:
+def watch(records: Sequence[Record], seconds: float) -> tuple[Job, Slowness]:
+    """Look at a job for so long; return it as it is then, and what the looks say."""
     for record in records:
         record.watch_for(seconds + WATCHED_S)
     before = job_of(records)
@@ -77,7 +65,8 @@ def watch(records: Sequence[Record], seconds: float) -> Watched:
         looks.append(_look_at_all(samplers))
         time.sleep(max(now + step_s - time.monotonic(), 0))
         now = time.monotonic()
-    return Watched(before, job_of(records), looks)
+    job = job_of(records)
+    return job, slowness(before, job, looks)
 
 
 def _samplers(records: Sequence[Record]) -> list[_Sampler]:
@@ -140,25 +129,20 @@ class Slowness:
 Blames = list[tuple[Place, int]]  # of one moment
 
 
-def slowness(watched: Watched) -> Slowness:
-    moments = [list(blamed(watched.job, looks)) for looks in watched.looks]
-    pids = sorted({pid for looks in watched.looks for pid, _ in looks})
-    ranks = sorted((_rank_time(watched, pid, len(pids), moments) for pid in pids), key=lambda one: one.rank)
-    return Slowness(watched.seconds, len(moments), ranks, list(_late(ranks, moments)))
-
-
-def _rank_time(watched: Watched, pid: int, world: int, moments: list[Blames]) -> RankTime:
-    states = Counter(_state(pid, looks) for looks in watched.looks)
-    waiting = sum(len({place[0] for place, by in blames if by == pid}) for blames in moments)
-    before, now = watched.before.ranks.get(pid), watched.job.ranks[pid]
-    olds = {slot.id: slot for slot in before.slots} if before else {}
-    return RankTime(
-        rank=now.number,
-        pid=pid,
-        **{state: states[state] / len(moments) for state in ("program", "moves", "waits")},
-        keeps=waiting / (len(moments) * max(world - 1, 1)),
-        calls=sum(slot.calls_since(olds.get(slot.id, slot)) for slot in now.slots),
-    )
+def slowness(before: Job, job: Job, looks: Sequence[Looks]) -> Slowness:
+    moments = [list(blamed(job, each)) for each in looks]
+    pids, ranks = {pid for each in looks for pid, _ in each}, list[RankTime]()
+    for pid in pids:
+        states = Counter(_state(pid, each) for each in looks)
+        waiting = sum(len({place[0] for place, by in blames if by == pid}) for blames in moments)
+        was, now = before.ranks.get(pid), job.ranks[pid]
+        olds = {slot.id: slot for slot in was.slots} if was else {}
+        shares = {state: states[state] / len(looks) for state in ("program", "moves", "waits")}
+        keeps = waiting / (len(looks) * max(len(pids) - 1, 1))
+        calls = sum(slot.calls_since(olds.get(slot.id, slot)) for slot in now.slots)
+        ranks.append(RankTime(now.number, pid, **shares, keeps=keeps, calls=calls))
+    ranks.sort(key=lambda one: one.rank)
+    return Slowness((job.at_ns - before.at_ns) / 1e9, len(looks), ranks, list(_late(ranks, moments)))
 
 
 def _state(pid: int, looks: Looks) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commlib.tools.report.figures import about
+from commlib.tools.report.formats import about
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from commlib.errors import CommError
-from commlib.tools.report.document import Report, Row
-from commlib.tools.report.files import write
-from commlib.tools.report.table import fold
+from commlib.tools.report.document import Report, Row, write
+from commlib.tools.report.formats import fold
 from commlib.tools.report.view import View, grouped
 
 INTERRUPTED_TEXT = "interrupted"

@@ -10,9 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from commlib.tools.report.chart import Rows, draw
 from commlib.tools.report.document import Row
-from commlib.tools.report.formats import csv_text, escaped, json_text, markdown_table
-from commlib.tools.report.table import Column, fold
-from commlib.tools.report.table import Table as Terminal
+from commlib.tools.report.formats import Column, Table, csv_text, escaped, fold, json_text, markdown_table
 
 Item = TypeVar("Item")
 
@@ -25,7 +23,7 @@ class View(ABC):
     def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
         self.document = document
         self.width = terminal_columns() if width is None else width
-        self.layout = Terminal(self.columns(), self.width)
+        self.layout = Table(self.columns(), self.width)
 
     @abstractmethod
     def columns(self) -> Sequence[Column]:
@@ -42,10 +40,6 @@ class View(ABC):
     def closing(self) -> list[str]:
         """Return the # lines below the rows: whether that is all."""
         return unfinished(self.document)
-
-    def rows(self) -> list[Row]:
-        rows: list[Row] = self.document["rows"]
-        return rows
 
     def series(self, row: Row) -> Hashable:
         """Return what the rows below one head share: their title."""
@@ -65,10 +59,15 @@ class View(ABC):
 
     def page_rest(self) -> list[str]:
         """Return what a run prints in the end, below the opening, where its form is a page."""
-        return []
+        return self.below()
+
+    def below(self) -> list[str]:
+        """Return what a run prints below the opening."""
+        tables = (line for rows in self.by_series() for line in (*self.head(rows), *self.body(rows)))
+        return [*tables, *self.ending()]
 
     def by_series(self) -> Iterator[list[Row]]:
-        return grouped(self.rows(), self.series)
+        return grouped(self.document["rows"], self.series)
 
     def render(self, form: str) -> str:
         text: str = getattr(self, form)()
@@ -76,10 +75,7 @@ class View(ABC):
 
     def table(self) -> str:
         """Return the whole of what a run prints."""
-        lines = fold(self.opening(), self.width)
-        for rows in self.by_series():
-            lines += [*self.head(rows), *self.body(rows)]
-        return "\n".join([*lines, *self.ending()])
+        return "\n".join([*fold(self.opening(), self.width), *self.below()])
 
     def md(self) -> str:
         """Return a table below each heading, and what stands above and below as a list."""
@@ -100,7 +96,7 @@ class View(ABC):
         return []
 
     def chart_title(self) -> str:
-        return self.title(self.rows())
+        return self.title(self.document["rows"])
 
     def plot(self, path: Path) -> None:
         draw(path, self.chart_title(), self.panels())

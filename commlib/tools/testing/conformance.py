@@ -21,12 +21,12 @@ from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.counts import counted
 from commlib.plan import Plan
 from commlib.redops import DTYPES, REDOPS
+from commlib.tools.timing import bits, poison
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 TYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPES)
-POISON = 0x5A
 BLOCK_COUNT = 2048  # up to here a count is of one block
 
 
@@ -136,7 +136,7 @@ def _run(
 ) -> tuple[str, torch.Tensor]:
     known = _known(collective.name, call)
     x, out = _buffers(comm, collective, algorithm, call, in_place)
-    _raw_view(out).fill_(POISON)  # an output that nobody writes must not look right
+    poison(out)  # an output that nobody writes must not look right
     x.copy_(known.inputs[call.rank])
     collective.invoke(comm, x, out, call)
     if known.output is None:
@@ -186,21 +186,16 @@ def _input(rank: int, count: int, dtype: torch.dtype, elements: int) -> torch.Te
     return raw.view(dtype) if elements else torch.empty(0, dtype=dtype)
 
 
-def _raw_view(x: torch.Tensor) -> torch.Tensor:
-    return x.view(torch.uint8) if x.numel() else x.new_empty(0, dtype=torch.uint8)
-
-
 def _raw(x: torch.Tensor) -> bytes:
-    return _raw_view(x.contiguous().view(-1).cpu()).numpy().tobytes()
+    return bits(x.contiguous().view(-1).cpu()).numpy().tobytes()
 
 
 def _differs(out: torch.Tensor, expected: torch.Tensor) -> str:
     """Compare bits; any NaN equals any other."""
     out, expected = out.cpu(), expected.view(-1)
-    if _raw(out) == _raw(expected):
+    if torch.equal(bits(out), bits(expected)):
         return ""
-    size = out.dtype.itemsize
-    equal = (_raw_view(out).view(-1, size) == _raw_view(expected).view(-1, size)).all(dim=1)
+    equal = (bits(out) == bits(expected)).view(len(out), -1).all(dim=1)
     if out.dtype.is_floating_point or out.dtype.is_complex:
         wide = torch.complex128 if out.dtype.is_complex else torch.float64
         equal = equal | (out.to(wide).isnan() & expected.to(wide).isnan())

@@ -1,7 +1,7 @@
 """The one timing protocol: whatever prints or stores a time measures it here, ours and others' alike."""
 
 from commlib.plan.search import fingerprint
-from commlib.tools.timing.blocks import Measurement, Protocol, block_seconds
+from commlib.tools.timing.blocks import Measurement, Protocol, SingleDevice, block_seconds
 from commlib.tools.timing.candidate import (
     Candidate,
     Empty,
@@ -17,7 +17,7 @@ from commlib.tools.timing.candidate import (
     twin_of,
 )
 from commlib.tools.timing.graph import separate_stream
-from commlib.tools.timing.protocol import buffers_of, measure, measure_calls, measure_on_one_device
+from commlib.tools.timing.protocol import buffers_of, measure, measure_calls
 
 __all__ = [
     "Candidate",
@@ -26,6 +26,7 @@ __all__ = [
     "Prepare",
     "Protocol",
     "Run",
+    "SingleDevice",
     "bits",
     "block_seconds",
     "buffers_of",
@@ -33,7 +34,6 @@ __all__ = [
     "fingerprint",
     "measure",
     "measure_calls",
-    "measure_on_one_device",
     "pinned",
     "plain",
     "plain_on",

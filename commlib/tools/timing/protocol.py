@@ -20,7 +20,6 @@ from commlib.tools.timing.blocks import (
     Group,
     Measurement,
     Protocol,
-    SingleDevice,
     agree,
     block,
     slowest,
@@ -92,12 +91,6 @@ def measure_calls(
         take_turns(group, entries, replace(protocol, buffers=sets), (started, name))
     _combine(group, entries)
     return [entry.result for entry in entries]
-
-
-def measure_on_one_device(
-    device: torch.device, calls: Mapping[str, Sequence[Run]], protocol: Protocol, name: str
-) -> list[Measurement]:
-    return measure_calls(SingleDevice(device), calls, protocol, name)
 
 
 def _prepare_all(

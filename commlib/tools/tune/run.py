@@ -21,9 +21,8 @@ from commlib.counts import counted
 from commlib.plan import Plan
 from commlib.plan.plan import HEAD
 from commlib.plan.search import user_path
-from commlib.tools.report.figures import about, percent_text, size_text
-from commlib.tools.report.files import write
-from commlib.tools.report.formats import json_text
+from commlib.tools.report.document import write
+from commlib.tools.report.formats import about, json_text, percent_text, size_text
 from commlib.tools.report.run import Progress, printed, until_it_ends
 from commlib.tools.timing import Candidate, Protocol, fingerprint, measure, pinned, plain_on, twin_of
 from commlib.tools.tune.case import PLAIN, SAMPLES, Case, Option, Samples, cases_of, read_samples

@@ -13,20 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from commlib.kernels.attention import FP8, decode_attention
-from commlib.tools.baselines.kernels.case import (
-    FLOOR,
-    OURS,
-    SEED,
-    Candidate,
-    Case,
-    Inputs,
-    allocating,
-    holding,
-    missing,
-    package,
-    triton,
-    type_name,
-)
+from commlib.tools.baselines.kernels.case import FLOOR, OURS, SEED, Candidate, Case, Inputs, holding, type_name
 from commlib.tools.timing import Run
 
 FAR = 1e-2  # of the largest value; what is farther off is wrong
@@ -77,7 +64,7 @@ class Attention(Case):
         return [Decoding(self, device, draw) for _ in range(sets)]
 
     def candidates(self) -> list[Candidate]:
-        read = triton("read, Triton", lambda code, inputs: code.reading(inputs), FLOOR)
+        read = Candidate.triton("read, Triton", lambda code, inputs: code.reading(inputs), FLOOR)
         ours = Candidate("commlib", Decoding.ours, OURS)
         return [ours, Candidate("read", Decoding.read, FLOOR), read, *_decoding(self)]
 
@@ -157,14 +144,14 @@ class Decoding(Inputs):
 
 def _decoding(case: Attention) -> list[Candidate]:
     """Return who reads the pages, and who reads a dense copy that is made before."""
-    flashinfer = package("FlashInfer", "flashinfer", _flashinfer_decode)
+    flashinfer = Candidate.package("FlashInfer", "flashinfer", _flashinfer_decode)
     if case.cache_dtype == FP8:
         dense = ("gather, torch", "torch dense", "flash-attn")
-        return [*(missing(label, "reads no 8-bit cache") for label in dense), flashinfer]
+        return [*(Candidate.missing(label, "reads no 8-bit cache") for label in dense), flashinfer]
     return [
-        allocating("gather, torch", _gathered, lambda i: (i.grouped, i.tables.long(), i.kv, i.case.length)),
-        allocating("torch dense", _rows, lambda i: (i.grouped, *i.dense)),
-        package("flash-attn", "flash_attn", _flash_attn_decode),
+        Candidate.allocating("gather, torch", _gathered, lambda i: (i.grouped, i.tables.long(), i.kv, i.case.length)),
+        Candidate.allocating("torch dense", _rows, lambda i: (i.grouped, *i.dense)),
+        Candidate.package("flash-attn", "flash_attn", _flash_attn_decode),
         flashinfer,
     ]
 

@@ -95,6 +95,7 @@ class Inputs:
 
 
 Prepare = Callable[[Any], Run]  # from a set of inputs to a call
+OfPackage = Callable[[Any, Any], Run]  # from a module and a set of inputs to a call
 Arguments = Callable[[Any], tuple[Any, ...]]  # of a function, from a set of inputs
 
 
@@ -117,20 +118,40 @@ class Candidate:
     def median_s(self) -> float:
         return self.timed.median_s if self.timed else math.inf
 
+    @classmethod
+    def copy(cls) -> Candidate:
+        """Return torch's copy of as many bytes, in one launch: the floor of bandwidth."""
+        return cls("copy", lambda inputs: partial(inputs.target.copy_, inputs.source), FLOOR)
 
-def copy() -> Candidate:
-    """Return torch's copy of as many bytes, in one launch: the floor of bandwidth."""
-    return Candidate("copy", lambda inputs: partial(inputs.target.copy_, inputs.source), FLOOR)
+    @classmethod
+    def missing(cls, label: str, reason: str, role: str = PEER) -> Candidate:
+        """Return one that is listed with the reason why it is not measured."""
+        return cls(label, None, role, reason)
 
+    @classmethod
+    def allocating(cls, label: str, function: Callable[..., object], arguments: Arguments) -> Candidate:
+        """Return the one that calls a function which allocates its results."""
+        return cls(label, lambda inputs: holding(inputs, partial(function, *arguments(inputs))))
 
-def missing(label: str, reason: str, role: str = PEER) -> Candidate:
-    """Return a candidate that is listed with the reason why it is not measured."""
-    return Candidate(label, None, role, reason)
+    @classmethod
+    def compiled(cls, function: Callable[..., object], arguments: Arguments) -> Candidate:
+        """Return the one that calls a function as torch.compile makes it for the shapes of the case."""
+        call = torch.compile(function, dynamic=False, fullgraph=True)
+        return cls("torch.compile", lambda inputs: partial(call, *arguments(inputs)), compiles=True)
 
+    @classmethod
+    def package(cls, label: str, name: str, prepare: OfPackage, module: str = "", role: str = PEER) -> Candidate:
+        """Return one of a package that needs a GPU; the module that prepares it is imported only then."""
+        if importlib.util.find_spec(name) is None:
+            return cls.missing(label, f"{name} is not installed", role)
+        if not torch.cuda.is_available():
+            return cls.missing(label, "needs a GPU", role)
+        return cls(label, lambda inputs: prepare(importlib.import_module(module or name), inputs), role)
 
-def allocating(label: str, function: Callable[..., object], arguments: Arguments) -> Candidate:
-    """Return the candidate that calls a function which allocates its results."""
-    return Candidate(label, lambda inputs: holding(inputs, partial(function, *arguments(inputs))))
+    @classmethod
+    def triton(cls, label: str, prepare: OfPackage, role: str = PEER) -> Candidate:
+        """Return one whose kernel is in triton_code.py."""
+        return cls.package(label, "triton", prepare, "commlib.tools.baselines.kernels.triton_code", role)
 
 
 def holding(inputs: Inputs, call: Run) -> Run:
@@ -141,26 +162,6 @@ def holding(inputs: Inputs, call: Run) -> Run:
         return inputs.result
 
     return run
-
-
-def compiled(function: Callable[..., object], arguments: Arguments) -> Candidate:
-    """Return the candidate that calls a function as torch.compile makes it for the shapes of the case."""
-    call = torch.compile(function, dynamic=False, fullgraph=True)
-    return Candidate("torch.compile", lambda inputs: partial(call, *arguments(inputs)), compiles=True)
-
-
-def package(label: str, name: str, prepare: Callable[[Any, Any], Run], module: str = "", role: str = PEER) -> Candidate:
-    """Return a candidate of a package that needs a GPU; the module that prepares it is imported only then."""
-    if importlib.util.find_spec(name) is None:
-        return missing(label, f"{name} is not installed", role)
-    if not torch.cuda.is_available():
-        return missing(label, "needs a GPU", role)
-    return Candidate(label, lambda inputs: prepare(importlib.import_module(module or name), inputs), role)
-
-
-def triton(label: str, prepare: Callable[[Any, Any], Run], role: str = PEER) -> Candidate:
-    """Return a candidate whose kernel is in triton_code.py."""
-    return package(label, "triton", prepare, "commlib.tools.baselines.kernels.triton_code", role)
 
 
 def type_name(dtype: torch.dtype) -> str:

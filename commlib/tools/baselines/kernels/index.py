@@ -10,20 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from commlib.kernels.index import index
-from commlib.tools.baselines.kernels.case import (
-    OURS,
-    SEED,
-    Candidate,
-    Case,
-    Inputs,
-    allocating,
-    compiled,
-    copy,
-    rows_of,
-    shared_rows,
-    table,
-    triton,
-)
+from commlib.tools.baselines.kernels.case import OURS, SEED, Candidate, Case, Inputs, rows_of, shared_rows, table
 from commlib.tools.timing import Run
 
 MASKED = "masked"
@@ -64,10 +51,11 @@ class Index(Case):
         block = 1 << max(self.dim - 1, 0).bit_length()  # Triton wants a power of two
         return [
             Candidate("commlib", Gather.ours, OURS),
-            copy(),
+            Candidate.copy(),
             *(_masked_by_torch() if self.variant else _by_torch()),
-            triton("triton row", lambda code, inputs: code.gathering(inputs, min(block, ROW_BLOCK))),
-            *[triton("triton split", lambda code, inputs: code.gathering(inputs, SPLIT_BLOCK))] * (block > SPLIT_BLOCK),
+            Candidate.triton("triton row", lambda code, inputs: code.gathering(inputs, min(block, ROW_BLOCK))),
+            *[Candidate.triton("triton split", lambda code, inputs: code.gathering(inputs, SPLIT_BLOCK))]
+            * (block > SPLIT_BLOCK),
         ]
 
 
@@ -100,15 +88,15 @@ class Gather(Inputs):
 def _by_torch() -> list[Candidate]:
     return [
         Candidate("torch index_select", lambda i: partial(torch.index_select, i.weights, 0, i.ids, out=i.out)),
-        allocating("torch embedding", F.embedding, lambda i: (i.ids, i.weights)),
-        compiled(_take, lambda i: (i.out, i.weights, i.ids)),
+        Candidate.allocating("torch embedding", F.embedding, lambda i: (i.ids, i.weights)),
+        Candidate.compiled(_take, lambda i: (i.out, i.weights, i.ids)),
     ]
 
 
 def _masked_by_torch() -> list[Candidate]:
     return [
-        allocating("torch masked", _masked, lambda i: (i.weights, i.ids, i.start, i.length)),
-        compiled(_masked_out, lambda i: (i.out, i.weights, i.ids, i.start, i.length)),
+        Candidate.allocating("torch masked", _masked, lambda i: (i.weights, i.ids, i.start, i.length)),
+        Candidate.compiled(_masked_out, lambda i: (i.out, i.weights, i.ids, i.start, i.length)),
     ]
 
 

@@ -9,18 +9,8 @@ from typing import Any
 import torch
 
 from commlib.errors import one_line
-from commlib.tools.baselines.kernels.case import (
-    FLOOR,
-    PEER,
-    PROBES,
-    Candidate,
-    Case,
-    Inputs,
-    cold_bytes,
-    missing,
-    sets_for,
-)
-from commlib.tools.timing import Measurement, Protocol, Run, measure_on_one_device, separate_stream
+from commlib.tools.baselines.kernels.case import FLOOR, PEER, PROBES, Candidate, Case, Inputs, cold_bytes, sets_for
+from commlib.tools.timing import Measurement, Protocol, Run, SingleDevice, measure_calls, separate_stream
 
 FEW_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
 MANY_BYTES = 16 << 20  # up to here calls are short
@@ -69,7 +59,7 @@ def _of_file(name: str, function: Any, case: Case, sets: Sequence[Inputs]) -> li
         made = [dict(function(case.kernel, case, inputs)) for inputs in sets]
         calls = {label: [of_set[label] for of_set in made] for label in made[0]}
     except Exception as error:
-        return [missing(name, one_line(error))]
+        return [Candidate.missing(name, one_line(error))]
     candidates = []
     for label, of_label in calls.items():
         role = FLOOR if label.startswith(PROBES) else PEER
@@ -134,7 +124,7 @@ def _timed(
 ) -> Iterator[tuple[Candidate, Measurement]]:
     # By place: a file of yours may give a candidate a label that is taken.
     runs = {f"{at} {candidate.label}": candidate.runs for at, candidate in enumerate(candidates)}
-    return zip(candidates, measure_on_one_device(device, runs, protocol, str(case)), strict=True)
+    return zip(candidates, measure_calls(SingleDevice(device), runs, protocol, str(case)), strict=True)
 
 
 def _flush(case: Case, sets: int, device: torch.device) -> Run | None:

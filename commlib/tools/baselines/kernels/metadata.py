@@ -11,17 +11,7 @@ from torch import Tensor
 
 from commlib.kernels.metadata import Metadata as Outputs
 from commlib.kernels.metadata import metadata
-from commlib.tools.baselines.kernels.case import (
-    OURS,
-    SEED,
-    Candidate,
-    Case,
-    Inputs,
-    allocating,
-    compiled,
-    copy,
-    triton,
-)
+from commlib.tools.baselines.kernels.case import OURS, SEED, Candidate, Case, Inputs
 from commlib.tools.timing import Run
 
 TOPK = 2048
@@ -56,10 +46,12 @@ class Metadata(Case):
     def candidates(self) -> list[Candidate]:
         return [
             Candidate("commlib", Lengths.ours, OURS),
-            copy(),
-            allocating("torch", _vectorised, Lengths.read),
-            compiled(_vectorised, Lengths.read),
-            triton("triton", lambda code, inputs: code.deriving(inputs, 1 << max(self.dim - 1, 0).bit_length())),
+            Candidate.copy(),
+            Candidate.allocating("torch", _vectorised, Lengths.read),
+            Candidate.compiled(_vectorised, Lengths.read),
+            Candidate.triton(
+                "triton", lambda code, inputs: code.deriving(inputs, 1 << max(self.dim - 1, 0).bit_length())
+            ),
         ]
 
 

@@ -10,17 +10,7 @@ import torch
 from torch import Tensor
 
 from commlib.kernels.store import store
-from commlib.tools.baselines.kernels.case import (
-    OURS,
-    Candidate,
-    Case,
-    Inputs,
-    compiled,
-    copy,
-    rows_of,
-    shared_rows,
-    triton,
-)
+from commlib.tools.baselines.kernels.case import OURS, Candidate, Case, Inputs, rows_of, shared_rows
 from commlib.tools.baselines.peer import in_turn
 from commlib.tools.timing import Run, bits, poison
 
@@ -57,9 +47,9 @@ class Store(Case):
         return [
             Candidate("commlib", Scatter.ours, OURS),
             Candidate("commlib unique", partial(Scatter.ours, unique=True), OURS),
-            copy(),
+            Candidate.copy(),
             *(_fp8_by_torch() if self.variant else _by_torch()),
-            triton("triton", lambda code, inputs: code.scattering(inputs, block)),
+            Candidate.triton("triton", lambda code, inputs: code.scattering(inputs, block)),
         ]
 
 
@@ -104,12 +94,12 @@ def _by_torch() -> list[Candidate]:
     return [
         Candidate("torch index_copy_", _index_copy),
         Candidate("torch index_put_", lambda i: partial(_put, *i.tensors)),
-        compiled(_put, lambda i: i.tensors),
+        Candidate.compiled(_put, lambda i: i.tensors),
     ]
 
 
 def _fp8_by_torch() -> list[Candidate]:
-    return [Candidate("torch fp8", lambda i: partial(_put_fp8, *_as_bytes(i))), compiled(_put_fp8, _as_bytes)]
+    return [Candidate("torch fp8", lambda i: partial(_put_fp8, *_as_bytes(i))), Candidate.compiled(_put_fp8, _as_bytes)]
 
 
 def _as_bytes(inputs: Scatter) -> tuple[Tensor, ...]:

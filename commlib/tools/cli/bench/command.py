@@ -10,14 +10,14 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.baselines import PEERS
-from commlib.tools.baselines.kernels import KERNELS
 from commlib.tools.bench.result import KIND, only
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
+from commlib.tools.cli.bench.kernels import KERNELS
 from commlib.tools.cli.options import EXISTING, FILE, Seconds, grouped_options, read_bytes, write_groups
-from commlib.tools.cli.ranks import command_line, started
-from commlib.tools.report import files
+from commlib.tools.cli.run import command_line, started
 from commlib.tools.report.chart import check_name
+from commlib.tools.report.document import write
 
 FIRST_PAGE, WHOLE = "Options", "whole"
 LARGEST_TEXT = "Largest.  [default: 64M; 8M without OP or below 10 s]"
@@ -123,13 +123,12 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, **opti
     code = started(ctx, ranks, job.buffer_bytes)
     if code is not None:
         ctx.exit(code)
-    command = command_line(ctx)
-    if options["phases"]:
-        ctx.exit(phases.main(job, options, command))
     from commlib.tools.bench.measure import main
     from commlib.tools.report.run import Output
 
-    form = options["form"] or ("table" if ops else "page")
+    form, command = options["form"] or ("table" if ops else "page"), command_line(ctx)
+    if options["phases"]:
+        ctx.exit(phases.main(job, Output(phases.PhasesView, form, options["output"]), command))
     ctx.exit(main(job, Output(BenchView, form, options["output"], options["plot"]), command))
 
 
@@ -158,6 +157,6 @@ def show(
     if output is None:
         click.echo(text)
     else:
-        files.write(output, text)
+        write(output, text)
     if picture is not None:
         views[0].plot(picture)

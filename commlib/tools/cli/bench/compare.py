@@ -12,8 +12,7 @@ import click
 from commlib.counts import counted
 from commlib.tools.bench.result import KIND, label, measured, median_us, series_of, steady, title
 from commlib.tools.report.document import Row
-from commlib.tools.report.figures import fitted, size_text
-from commlib.tools.report.table import Column
+from commlib.tools.report.formats import Column, fitted, size_text
 from commlib.tools.report.view import View
 
 KEYS = ("op", "size", "type", "redop", "root", "algorithm", "placement", "in_place", "mode")

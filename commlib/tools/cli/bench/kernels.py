@@ -4,22 +4,69 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from commlib.tools.baselines.kernels import KERNELS, PATTERNS
 from commlib.tools.cli.options import EXISTING, FILE, Numbers, Seconds, check_files, python_file, read_dtypes
-from commlib.tools.cli.ranks import command_line
+from commlib.tools.cli.run import command_line
 
 if TYPE_CHECKING:
     from commlib.tools.baselines.kernels.case import Case
 
+Sizes = tuple[int, ...]
+PATTERNS = ("sequential", "random")  # of ids and slots
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 HEADS, TOKENS = click.IntRange(1, 1024), 1 << 24
 TIME = "How long to measure: 5, 5s, 2m.  [default: 10s; with --sweep 1m]"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A row of the table: what its command needs before torch is loaded; --sweep has its own sizes."""
+
+    help: str
+    dims: Sizes = ()
+    rows: Sizes = ()
+    sweep_dims: Sizes = ()
+    sweep_rows: Sizes = ()
+    dtype: str = "bfloat16"
+    variant: tuple[str, str] = ("", "")  # an option that changes the call, and its help
+    patterns: bool = True  # it takes ids in an order
+
+
+KERNELS = {
+    "index": Kernel(
+        "Row gather: n rows of a table; --masked: of a quarter of the vocabulary.",
+        dims=(4096, 8192),
+        rows=(1, 64, 1024, 16384),
+        sweep_dims=(4096, 7168, 8192),
+        sweep_rows=(1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384),
+        variant=("masked", "Ids of a whole vocabulary, a quarter of them in the shard here."),
+    ),
+    "metadata": Kernel(
+        "Lengths and positions of n requests, as attention needs them.",
+        dims=(8,),
+        rows=(1, 16, 64, 512),
+        sweep_dims=(8,),
+        sweep_rows=(1, 4, 16, 64, 128, 512),
+        dtype="int32",
+        patterns=False,
+    ),
+    "store": Kernel(
+        "K and V of n tokens into their slots; --fp8 quantises on the way.",
+        dims=(128, 1024),
+        rows=(1, 64, 512, 4096, 32768),
+        sweep_dims=(128, 256, 512, 1024),
+        sweep_rows=(1, 16, 64, 256, 512, 1024, 4096, 16384, 32768),
+        variant=("fp8", "Caches of float8_e4m3fn, with scales."),
+    ),
+    "attention": Kernel("Attention of single queries over a paged cache, next to a ceiling."),
+    "radix": Kernel("RadixCache and prefix_match from Python on the CPU."),
+}
 
 
 def _rows(name: str) -> list[click.Parameter]:
@@ -113,7 +160,7 @@ def _cases(name: str, device: str, options: Mapping[str, Any]) -> list[Case]:
     heats = ((False, True) if sweeps else (False,)) if options["hot"] is None else (options["hot"],)
     same = {"pattern": options["pattern"], "variant": options.get("variant") or ""}
     every = itertools.product(dtypes, dims, heats, rows)
-    return [getattr(module, kernel.case)(n, dim, dtype, hot=hot, **same) for dtype, dim, hot, n in every]
+    return [getattr(module, name.capitalize())(n, dim, dtype, hot=hot, **same) for dtype, dim, hot, n in every]
 
 
 def _attention(module: Any, device: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
