@@ -6,18 +6,18 @@ Each works in place: the sum with the residual replaces the residual, and where 
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from peers.flashinfer import FlashInfer
+from peers.sglang import SGLang
 from torch import Tensor
 
 import commlib
@@ -27,12 +27,8 @@ from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.plan import Plan
 from commlib.tools.baselines import load
+from commlib.tools.baselines.symm import DTYPES, Symm, group_name
 from commlib.tools.timing import Empty, Measurement, Run, plain_on
-
-sys.path.insert(0, str(Path(__file__).with_name("peers")))  # files there import each other
-from flashinfer import FlashInfer
-from sglang import SGLang
-from symm import DTYPES, Symm, group_name
 
 OP, EPILOGUE = "all_reduce_rms_norm", "epilogue"
 Norms = Callable[[Tensor, "Tensor | None", Tensor, float], "tuple[Tensor, ...]"]
@@ -66,7 +62,7 @@ class Ways:
     ) -> None:
         self.comm, self.missing, self.wrong = comm, dict[str, str](), dict[str, str]()
         self._gpu = comm.device.type == "cuda"
-        self._plan, self._peers = comm.plan, [load("torch"), Symm(), FlashInfer(), SGLang()]
+        self._plan, self._peers = comm.plan, [load("torch"), load("symm"), FlashInfer(), SGLang()]
         scale = torch.ones(1, device=comm.device) if quant == "fp8" else None
         self._fused = {"quant": quant, "scale": scale}
         self._add_norm, self.norm = _add_norm(norm, quant, scale)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from symm import Symm
 
 from commlib.collectives import Call, Collective
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.tools.baselines.nccl import Pointer, stream
+from commlib.tools.baselines.symm import Symm
 from commlib.tools.timing import Candidate, Run, plain_on
 
 LIBRARY = Path(__file__).with_name("libflashinfer.so")  # flashinfer.so would be imported in place of this file

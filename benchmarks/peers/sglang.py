@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from symm import Symm, group_name
 
 from commlib.collectives import Call, Collective
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.tools.baselines.nccl import stream
+from commlib.tools.baselines.symm import Symm, group_name
 from commlib.tools.timing import Candidate, Run, plain_on
 
 LIBRARY = Path(__file__).with_name("libsglang.so")  # sglang.so would be imported in place of this file

@@ -218,7 +218,7 @@ REFUSED = {
     "bench -n 2": [
         ("--dtype float31", "no element type 'float31'; did you mean float32? there are float64, "),
         ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
-        ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl"),
+        ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
         (f"--peer {__file__}", "has no function make()"),
         ("-b 1M -e 1K", "less than -b"),
         ("--root 2", "--root 2 is no rank; the last one is 1"),

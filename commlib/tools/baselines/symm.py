@@ -1,7 +1,4 @@
-"""torch's own all-reduces on its symmetric memory: one shot out of place, two shots in place.
-
-commlib bench all_reduce -n 2 --graph --dtype bfloat16 --peer benchmarks/peers/symm.py
-"""
+"""torch's own all-reduces on its symmetric memory: one shot out of place, two shots in place."""
 
 from __future__ import annotations
 
@@ -29,19 +26,16 @@ class Symm(Peer):
     labels = ("symm_oneshot", "symm_twoshot")
 
     def lacks(self, comm: Communicator) -> str:
-        """Say whether its tensors and kernels are not here."""
         if comm.device.type != "cuda":
             return f"torch's symmetric memory is on GPUs; this job is on {comm.device.type}"
         return "" if hasattr(torch.ops.symm_mem, "one_shot_all_reduce_out") else "this torch has no one-shot all_reduce"
 
     def join(self, comm: Communicator) -> None:
-        """Make torch's default process group, and its connections."""
         self._device = comm.device
         join_default_group(comm)
         dist.all_reduce(torch.ones(1, device=comm.device))
 
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return all_reduce, in the form that each kernel has."""
         if collective.name != "all_reduce":
             return self.refused(f"torch.ops.symm_mem has no {collective.name} to compare with", in_place)
         ways = self.refused(f"it works {'out of' if in_place else 'in'} place only", in_place)
@@ -50,7 +44,6 @@ class Symm(Peer):
         return ways
 
     def stop(self) -> None:
-        """End the process group."""
         leave_default_group()
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -75,5 +68,4 @@ def _prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
 
 
 def group_name() -> Any:
-    """Return torch's name of the group."""
     return dist.group.WORLD.group_name  # type: ignore[union-attr]  # join() made it
