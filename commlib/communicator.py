@@ -40,8 +40,7 @@ from commlib.errors import Closed, CommError, limits_of, one_of
 from commlib.native import library
 from commlib.plan import Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Query, size_text
-from commlib.plan.table import Explanation, choice_of, table_of
-from commlib.plan.text import plan_text
+from commlib.plan.table import Explanation, choice_of, plan_text, table_of
 from commlib.redops import Redop, redop_name
 
 Now: TypeAlias = Literal[False]
@@ -101,7 +100,7 @@ def init(  # noqa: PLR0913 - what a user may decide
     """
     log.show()
     options, _ = settings(backend, plan, timeout_s=timeout_s, max_bytes=max_bytes, checked=checked, max_sms=max_sms)
-    world = connect(explicit_rank(bootstrap, rank, size, address), timeout_s=options.timeout_s)
+    world = connect(bootstrap, options.timeout_s, explicit_rank(bootstrap, rank, size, address))
     if world.rank == 0:
         log.warn_of_unknown()
     try:

@@ -13,6 +13,7 @@ from commlib.debug.record import descriptors
 
 NAME = "commlib.init"  # memory of a rank that waits in init()
 FIRST_S, LOG_S = 1.0, 10.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.0005, 0.02  # between two looks
 _BYTES = 4096
 _LOG = logging.getLogger("commlib")
 
@@ -53,7 +54,7 @@ class Waiting:
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
         self._this = os.getpid(), rank, size, time.monotonic_ns(), timeout_s
         self._since, self._next_s = time.monotonic(), FIRST_S
-        self._fd = -1
+        self._fd, self._pause_s = -1, MIN_PAUSE_S
 
     def __enter__(self) -> Waiting:
         return self
@@ -61,6 +62,16 @@ class Waiting:
     def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+
+    def pause(self, who: str, max_pause_s: float = MAX_PAUSE_S) -> None:
+        """Wait a moment for a rank, each time a longer one."""
+        if self.due():
+            self.tell(who)
+        self.sleep(max_pause_s)
+
+    def sleep(self, max_pause_s: float = MAX_PAUSE_S) -> None:
+        time.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, max_pause_s)
 
     def due(self) -> bool:
         waited_s = time.monotonic() - self._since
