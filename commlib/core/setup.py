@@ -6,9 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
-
-import torch
+from typing import Any, TypeVar
 
 from commlib import env
 from commlib.backends import BACKENDS
@@ -20,7 +18,7 @@ from commlib.errors import CommError, PlanMismatch, limits_of
 from commlib.plan import Plan
 from commlib.plan.plan import HEAD
 from commlib.plan.search import find, shipped, shipped_plan
-from commlib.plan.text import rows_text
+from commlib.plan.table import rows_text
 from commlib.redops import DTYPES
 from commlib.version import __version__
 
@@ -170,17 +168,14 @@ def unplanned(backend: str) -> Plan:
 
 def override(plan: Plan, backend: str, others: Sequence[str] = ()) -> Plan:
     """Return the plan with COMMLIB_ALGORITHM on top: for experiments, and for bisecting a bug."""
-    pairs = env.ALGORITHM.get()
-    wanted = dict(pair.split(":") for pair in pairs.split(",")) if pairs else {}
-    elsewhere = [usable(name) for name in others]
+    algorithms, elsewhere = usable(backend), [usable(name) for name in others]
     wanted = {
         op: algorithm
-        for op, algorithm in wanted.items()
-        if algorithm in usable(backend).get(op, ()) or not any(algorithm in names.get(op, ()) for names in elsewhere)
+        for op, algorithm in env.ALGORITHM.get().items()
+        if algorithm in algorithms.get(op, ()) or not any(algorithm in names.get(op, ()) for names in elsewhere)
     }
     if not wanted or plan.pinned == wanted:  # a split takes over a plan that has them already
         return plan
-    algorithms = usable(backend)
     for op, algorithm in wanted.items():
         if op not in algorithms:
             raise ValueError(f"{env.ALGORITHM.name}: no collective {op!r}; there are {', '.join(algorithms)}")
@@ -226,26 +221,11 @@ def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: st
 # --- split ------------------------------------------------------------------------------------------------------------
 
 
-class Parent(Protocol):
-    """What a split needs of a Communicator, which stands above this layer."""
-
-    rank: int
-    size: int
-    local_rank: int
-    device: torch.device
-    world: World
-
-    def all_gather_object(self, obj: T) -> list[T]: ...
-
-    def close(self) -> None: ...
-
-
-P = TypeVar("P", bound=Parent)
 _Part = tuple[bool, bytes, str]  # whether this rank is still at work, what it says, and why it failed
 
 
 class Subworld(World):
-    """Some ranks of a parent communicator.
+    """Some ranks of a parent Communicator, which stands above this layer.
 
     While the new communicator is being made, a round is a collective of the parent, so that no message of the program's
     is ever taken for one of ours; afterwards the members use the new communicator's own collectives.
@@ -253,8 +233,8 @@ class Subworld(World):
 
     name = "split"
 
-    def __init__(self, parent: Parent, members: list[int]) -> None:
-        self._carrier = self._parent = parent
+    def __init__(self, parent: Any, members: list[int]) -> None:
+        self.carrier = self._parent = parent  # the new communicator, once it is made
         self._members = members
         self.rank = members.index(parent.rank)
         self.size = len(members)
@@ -264,8 +244,8 @@ class Subworld(World):
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Exchange among the members; the carrier's own deadline holds."""
-        if self._carrier is not self._parent:
-            return self._carrier.all_gather_object(data)
+        if self.carrier is not self._parent:
+            return list(self.carrier.all_gather_object(data))
         everyone: list[_Part] = self._parent.all_gather_object((True, data, ""))
         parts = [everyone[member] for member in self._members]
         for member, (at_work, _, failure) in zip(self._members, parts, strict=True):
@@ -278,22 +258,19 @@ class Subworld(World):
         texts = zip(self._members, self.exchange(failure, timeout_s), strict=True)
         return [f"split: rank {member} could not make its communicator: {text}" for member, text in texts if text]
 
-    def carried_by(self, communicator: Parent) -> None:
-        """Talk over the new communicator from now on."""
-        self._carrier = communicator
 
-
-def split(parent: P, color: int | None, key: int, make: Callable[[World], P]) -> P | None:
+def split(parent: Any, color: int | None, key: int, make: Callable[[World], T]) -> T | None:
     """Make this rank's communicator, and stay with the parent's rounds until every rank has its own."""
     table = parent.all_gather_object((color, key))
-    made, failure = None, None
+    made: Any = None
+    failure: Exception | None = None
     if color is not None:
         members = sorted((r for r in range(parent.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
         world = Subworld(parent, members)
         try:
             with limits_of(f"split on rank {parent.rank}"):
                 made = make(world)
-            world.carried_by(made)
+            world.carrier = made
         except Exception as error:
             failure = error
     try:
@@ -307,4 +284,4 @@ def split(parent: P, color: int | None, key: int, make: Callable[[World], P]) ->
             raise
     if failure is not None:
         raise failure
-    return made
+    return made  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from commlib.collectives import COLLECTIVES, algorithm_names
 from commlib.core.setup import check_names, find_plan, override, unplanned, usable
 from commlib.plan import Plan
 from commlib.plan.search import driver_of, shipped, shipped_plan, slug, user_path
-from commlib.plan.text import plan_text
+from commlib.plan.table import plan_text
 from commlib.tools.timing import fingerprint
 from tests.plan.documents import HEAD, tuned
 
