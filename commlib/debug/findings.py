@@ -193,14 +193,14 @@ def _differs(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding
         if difference is None:
             continue
         # Where none is in the majority: one that a rank beyond waits for in another call has left that out.
-        ranks, text = difference.ranks, difference.text
+        ranks, at, text = difference
         beyond = [one for one in stuck.values() if one.rank.number not in ranks]
         owes = {one.peer.number: one for one in beyond if one.peer.number in ranks}
         if len(ranks) > 1 and len(owes) == 1:
             ((number, one),) = owes.items()
             ranks, text = (number,), f"{text}; rank {one.rank.number} waits for rank {number} in"
             text = f"{text} {waited_text(job, one.slot, one.wait)}"
-        yield Finding("differs", ranks, text, ((slots[0].id, difference.number),))
+        yield Finding("differs", ranks, text, ((slots[0].id, at),))
 
 
 def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
