@@ -29,14 +29,14 @@ from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.all_reduce_rms_norm import COMPUTED_SCALES, FP8, scale_shape
 from commlib.compile.operators import register
 from commlib.core import guard, log
-from commlib.core.dispatch import CLOSED, Dispatcher
+from commlib.core.dispatch import Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
 from commlib.core.setup import check_same_settings, choose_plan, send_algorithms, settings, split
 from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
 from commlib.debug.stacks import listen
-from commlib.errors import Closed, CommError, limits_of, one_of
+from commlib.errors import CLOSED, Closed, CommError, limits_of, one_of
 from commlib.native import library
 from commlib.plan import Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Query, size_text

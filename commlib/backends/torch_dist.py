@@ -23,7 +23,7 @@ from commlib.bootstrap.tcp import host_address, served
 from commlib.bootstrap.world import World
 from commlib.counts import ranks_text
 from commlib.debug.findings import explain
-from commlib.errors import CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported, first_line
+from commlib.errors import CLOSED, CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported, first_line
 from commlib.native import library
 from commlib.worker import Worker
 
@@ -132,6 +132,7 @@ class TorchBackend(Backend):
 
     def run(self, name: str, call: Callable[[], Any]) -> Any:
         """Make a call of the engine, which may fail at once, before it is waited for."""
+        self.check()
         held = self.group  # a group's end waits for its calls with Python's lock held: it comes after the last of them
         try:
             return call()
@@ -259,9 +260,9 @@ class TorchBackend(Backend):
             self._ended, self._kind = CLOSED_TEXT, Closed
         self._recorded.close()
         if self._is_ours:
-            if self.device.type == "cuda" and not isinstance(self.group, _Closed):
+            if self.device.type == "cuda" and self.group is not CLOSED:
                 self.group.shutdown()
-            self.group = _Closed(self)
+            self.group = CLOSED
             self._store = self._store if failed else None
 
     def leave(self) -> None:
@@ -308,14 +309,3 @@ def _on_gpus(world: World, timeout_s: float) -> bool:
         return False
     torch.cuda.set_device(torch.cuda.current_device() or world.local_rank)
     return True
-
-
-class _Closed:
-    """Stands in for the group after close(): every use says why it cannot work."""
-
-    def __init__(self, backend: TorchBackend) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        self._backend.check()
-        raise Closed(CLOSED_TEXT)

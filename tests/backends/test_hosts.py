@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from commlib.backends import create, torch_dist
+from commlib import backends
+from commlib.backends import create
 from commlib.backends.base import Options
 from commlib.bootstrap.world import ProcessInfo, World
 from commlib.collectives import COLLECTIVES
@@ -90,7 +91,7 @@ def test_a_backend_for_one_host_is_refused_with_the_hosts_and_a_remedy(backend, 
 
 
 def test_the_log_says_why_torch_is_chosen(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_dist, "TorchBackend", lambda *_: None)
+    monkeypatch.setitem(backends.BACKENDS, "torch", lambda *_: None)
     with caplog.at_level(logging.INFO, "commlib"):
         create("auto", Cards(("a", "pid:[1]"), ("b", "pid:[2]")), OPTIONS)
     assert "backend torch: rank 0 on a; rank 1 on b: " in caplog.text
