@@ -146,11 +146,10 @@ def peer_user(sock: socket.socket) -> int:
 def _find(place: Place, who: Identity, timeout_s: float) -> MemoryStore:
     """Return the store of a server in which this process is put down as its rank."""
     deadline = time.monotonic() + timeout_s
-    claim, strangers = process_info(), dict[str, int]()
-    where = f"rank 0 at {place.label}"
+    claim, where = process_info(), f"rank 0 at {place.label}"
     with Waiting(who.rank, who.size, timeout_s) as waiting:
         while True:
-            problem, stores = _look(place, claim, strangers, min(REPLY_S, timeout_s))
+            problem, stores = _look(place, claim, min(REPLY_S, timeout_s))
             # In all of them: two jobs that meet here both learn it.
             ours = [store for store in stores if _put_down(store, stores, place, who.rank)]
             if ours:
@@ -160,12 +159,10 @@ def _find(place: Place, who: Identity, timeout_s: float) -> MemoryStore:
             waiting.pause(where, MAX_PAUSE_S)
 
 
-def _look(place: Place, claim: ProcessInfo, strangers: dict[str, int], limit_s: float) -> tuple[str, list[MemoryStore]]:
-    """Ask all servers of a place, those of other users once; return their stores, and what is wrong without one."""
-    user, problem, stores = current_user(), "", list[MemoryStore]()
+def _look(place: Place, claim: ProcessInfo, limit_s: float) -> tuple[str, list[MemoryStore]]:
+    """Ask all servers of a place; return their stores, and what is wrong without one."""
+    user, problem, stores = current_user(), NOBODY, list[MemoryStore]()
     for name in place.servers():
-        if name in strangers:
-            continue
         try:
             owner, memory = _asked(name, user, limit_s)
         except TimeoutError:
@@ -175,12 +172,9 @@ def _look(place: Place, claim: ProcessInfo, strangers: dict[str, int], limit_s: 
         else:
             if owner == user:
                 stores.append(MemoryStore(memory, place.label, claim))
-            else:
-                strangers[name] = owner
-    if strangers:
-        stranger = next(iter(strangers.values()))
-        problem = problem or f"only a process of user {stranger} serves there; all ranks must run as one user"
-    return problem or NOBODY, stores
+            elif problem == NOBODY:
+                problem = f"only a process of user {owner} serves there; all ranks must run as one user"
+    return problem, stores
 
 
 def _asked(name: str, user: int, limit_s: float) -> tuple[int, int]:

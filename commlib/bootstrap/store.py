@@ -176,7 +176,10 @@ class StoreWorld(World):
             if late or waiting.due():
                 missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
                 if missing and late:
-                    error = self.late(timeout_s, self._round, ranks_text(missing))
+                    error = CommTimeout(
+                        f"rank {self.rank} waited {timeout_s:g} s in init() for {ranks_text(missing)} ({self.name}, "
+                        f"exchange {self._round}); raise timeout_s if starting takes longer"
+                    )
                     if self._round == 1:
                         self._refuse(error)
                     raise error

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from commlib import env
 from commlib.counts import ranks_text
 from commlib.debug.jobs import state_of
-from commlib.errors import CommTimeout
 
 
 class Identity(NamedTuple):
@@ -95,12 +94,6 @@ class World(ABC):
     def failures(self, failure: str, timeout_s: float) -> list[str]:
         """Return what failed on which ranks, so that all of them fail together; `failure` is this rank's, if any."""
         return [f"rank {rank}: {text}" for rank, text in enumerate(self.exchange(failure, timeout_s)) if text]
-
-    def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
-        return CommTimeout(
-            f"rank {self.rank} waited {timeout_s:g} s in init() for {who} ({self.name}, exchange {exchange}); "
-            "raise timeout_s if starting takes longer"
-        )
 
     def hosts(self) -> list[Host]:
         """Return the hosts, in the order of their first ranks.

@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from commlib import env
 from commlib.backends import BACKENDS
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World
-from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
+from commlib.collectives import COLLECTIVES
 from commlib.collectives.plugins import load_natives
 from commlib.errors import CommError, PlanMismatch, limits_of
 from commlib.plan import Plan
 from commlib.plan.plan import HEAD
-from commlib.plan.search import find, shipped, shipped_plan
+from commlib.plan.search import check_names, find, shipped_plan, usable
 from commlib.plan.table import rows_text
-from commlib.redops import DTYPES
 from commlib.version import __version__
 
 T = TypeVar("T")
@@ -94,19 +92,19 @@ def choose_plan(
     With communicators of `others`, backends too, a plan or an algorithm that only one of those has is not for this one.
     """
     chosen: Plan | None = None
-    reply = ["", "", ""]  # the plan, the digest of what was passed to rank 0, why there is none
+    passed, packed, failure = plan.digest if isinstance(plan, Plan) else "", "", ""
     if world.rank == 0:
         try:
             wanted = find_plan(backend, plan, world.size, others)
             chosen = override(wanted, backend, others)
-            reply = [chosen.packed(), wanted.digest, ""]
+            packed, passed = chosen.packed(), passed or wanted.digest
         except ValueError as error:
-            reply[2] = str(error)
-    packed, digest, failure = world.exchange(reply if world.rank == 0 else None, timeout_s)[0]
+            failure = str(error)
+    everyone = world.exchange([packed, passed, failure], timeout_s)
+    packed, digest, failure = everyone[0]
     if failure:
         raise ValueError(failure)
-    mine = plan.digest if isinstance(plan, Plan) else digest
-    digests = world.exchange(mine, timeout_s)
+    digests = [passed or digest for _, passed, _ in everyone]
     _check_equal(digests, "ranks were given different plans", "pass the same plan= on every rank")
     agreed = chosen if chosen is not None else Plan.unpacked(packed)
     return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
@@ -127,7 +125,7 @@ def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, oth
         asked = ""
     if isinstance(asked, Plan):
         return asked
-    wanted = find(backend, asked, world, _acceptable(backend))
+    wanted = find(backend, asked, world)
     rest = unplanned(backend) if plan == "auto" or not asked else None
     return wanted.completed(rest) if rest and rest.rules else wanted
 
@@ -145,14 +143,10 @@ def _could_run(plan: Plan, backend: str) -> bool:
     if plan.fingerprint.get("backend", backend).partition("_")[0] != backend.partition("_")[0]:
         return False
     try:
-        _acceptable(backend)(plan)
+        check_names(plan, backend)
     except ValueError:
         return False
     return True
-
-
-def _acceptable(backend: str) -> Callable[[Plan], None]:
-    return partial(check_names, algorithms=usable(backend), backend=backend)
 
 
 def unplanned(backend: str) -> Plan:
@@ -185,37 +179,6 @@ def override(plan: Plan, backend: str, others: Sequence[str] = ()) -> Plan:
     pins = ", ".join(f"{op} to {algorithm}" for op, algorithm in wanted.items())
     _LOG.warning("%s pins %s", env.ALGORITHM.name, pins)
     return plan.overridden(wanted)
-
-
-def usable(backend: str) -> dict[str, list[str]]:
-    """Return the algorithms that can run under a plan's name, by collective; under no name of ours, all there are."""
-    COLLECTIVES.check()
-    if backend not in shipped():
-        return {op: [algorithm.name for algorithm in spec.algorithms] for op, spec in COLLECTIVES.items()}
-    backends = {algorithm.backend for spec in COLLECTIVES.values() for algorithm in spec.algorithms}
-    if backend in backends:
-        return algorithm_names(backend)
-    # A variant, such as GPUs without symmetric memory: what its shipped plan runs is all that it has.
-    rules = shipped_plan(backend).rules
-    return {op: sorted({e.algorithm for r in rules if r.op == op for e in r.ranges}) for op in COLLECTIVES}
-
-
-def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: str = "") -> None:
-    """Raise a ValueError for the first name in a plan that is not known, with file, rule and the valid names."""
-    on = f" on {backend}" if backend else ""
-    for rule in plan.rules:
-        keys = {"op": tuple(algorithms), "dtype": ("*", *DTYPES), "redop": ("*", *REDOPS)}
-        for key, valid in keys.items():
-            if (value := getattr(rule, key)) not in valid:
-                raise ValueError(f"{rule.where()}: no {key} {value!r}; there are {', '.join(valid)}")
-        for part, entries in (("ranges", rule.ranges), ("fallback", rule.fallback)):
-            for at, entry in enumerate(entries):
-                named = (entry.algorithm, *(point.algorithm for point in entry.curve))
-                unknown = next((name for name in named if name not in algorithms[rule.op]), None)
-                if unknown is not None:
-                    names = ", ".join(algorithms[rule.op]) or "none"
-                    where, lacks = rule.where(part, at), f"{rule.op} has no algorithm {unknown!r}"
-                    raise ValueError(f"{where}: {lacks}{on}; it has {names}, and what {env.PLUGINS.name} adds")
 
 
 # --- split ------------------------------------------------------------------------------------------------------------

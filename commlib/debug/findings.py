@@ -266,8 +266,8 @@ def _waited_s(job: Job, before: Job, slot: Slot, was: Slot, number: int) -> tupl
 
 
 def _orphans(job: Job) -> Iterator[Finding]:
-    orphans = [rank for rank in job.ranks.values() if rank.orphan]
-    if orphans:
+    running = [rank for rank in job.ranks.values() if not rank.process.gone]
+    if orphans := [rank for rank in running if rank.started_by not in (0, 1, rank.process.parent)]:
         parents = ", ".join(sorted({str(rank.started_by) for rank in orphans}))
         numbers = tuple(sorted(rank.number for rank in orphans))
         text = f"what started {ranks_text(numbers)} (process {parents}) has ended, so nothing will end them"
