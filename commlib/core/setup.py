@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from commlib import env
@@ -120,7 +121,7 @@ def send_algorithms(backend: Backend, world: World, timeout_s: float) -> None:
 def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, others: Sequence[str] = ()) -> Plan:
     """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
     asked = env.PLAN.get() if plan == "auto" else plan
-    if asked and (other := _meant_for(asked, backend, others)):
+    if asked and others and (other := _meant_for(asked, backend, others)):
         _LOG.info("the plan that was asked for is for %s; %s takes that of this machine", other, backend)
         asked = ""
     if isinstance(asked, Plan):
@@ -132,21 +133,13 @@ def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, oth
 
 def _meant_for(asked: str | os.PathLike[str] | Plan, backend: str, others: Sequence[str]) -> str:
     """Return which other backend a plan is for; empty: it is for this one, or for none of them."""
-    if not others:
-        return ""
     wanted = asked if isinstance(asked, Plan) else Plan.load(asked)
-    fits = [name for name in (backend, *others) if _could_run(wanted, name)]
-    return "" if backend in fits or not fits else fits[0]
-
-
-def _could_run(plan: Plan, backend: str) -> bool:
-    if plan.fingerprint.get("backend", backend).partition("_")[0] != backend.partition("_")[0]:
-        return False
-    try:
-        check_names(plan, backend)
-    except ValueError:
-        return False
-    return True
+    for name in (backend, *others):
+        if wanted.fingerprint.get("backend", name).partition("_")[0] == name.partition("_")[0]:
+            with suppress(ValueError):
+                check_names(wanted, name)
+                return "" if name == backend else name
+    return ""
 
 
 def unplanned(backend: str) -> Plan:

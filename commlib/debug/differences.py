@@ -25,7 +25,7 @@ def first_difference(job: Job, slots: list[Slot]) -> Difference | None:
 def _in_calls(job: Job, slots: list[Slot]) -> Difference | None:
     for number in sorted(set().union(*(slot.calls for slot in slots))):
         made = {slot.rank: slot.calls[number] for slot in slots if number in slot.calls}
-        did: Did = {rank: (call.what, f"made {call}{_in_graph(call)}{_at(call.site)}") for rank, call in made.items()}
+        did: Did = {rank: (call.what, f"made {call}{_at(call.site, call.graph)}") for rank, call in made.items()}
         if len({call.what for call in made.values()}) > 1:
             odd = _minority(did)[0]
             other = next(rank for rank in made if made[rank].what != made[odd].what)
@@ -88,9 +88,5 @@ def _difference(job: Job, slot: Slot, did: Did, number: int, head: str) -> Diffe
     return (odd, number, f"{head.format(where_text(job, slot))}: {'; '.join(parts)}")
 
 
-def _in_graph(call: Call) -> str:
-    return f" in graph {call.graph}" if call.graph else ""
-
-
-def _at(site: str) -> str:
-    return f" at {site}" if site else ""
+def _at(site: str, graph: int = 0) -> str:
+    return f" in graph {graph}" * bool(graph) + f" at {site}" * bool(site)

@@ -89,10 +89,7 @@ class Table:
     def choose(self, query: Query) -> str:
         if _is_known(query) and (name := self._native.choose(*_keys(query))):
             return name
-        passed = self._passed(query, self._ask(query, 0))
-        reasons = "; ".join(dict.fromkeys(f"{name}: {reason}" for name, reason in passed)) or "no rule"
-        kind = f"{query.dtype} by {query.redop}" if COLLECTIVES[query.op].reduces else query.dtype
-        raise Unsupported(f"plan {self._plan.source} has nothing that runs {query.op} of {kind} ({reasons})")
+        raise Unsupported(self._nothing(query, 0, self._passed(query, self._ask(query, 0)), None))
 
     def _ask(self, query: Query, max_sms: int) -> dict[str, Any]:
         """Return what native code answers, as csrc/binding/plan_table.cc describes it."""
