@@ -262,10 +262,6 @@ class MemoryStore:
             self._put(key, str(int(self._values.get(key, 0)) + number))
             return int(self._values[key])
 
-    def delete_key(self, key: str) -> None:
-        with self._locked():
-            self._put(key, None)
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock, with all changes so far in `_values`."""
@@ -275,18 +271,14 @@ class MemoryStore:
             self._end += len(data)
             for line in data.splitlines():
                 with contextlib.suppress(ValueError):  # of a process that was killed while it wrote
-                    self._apply(*json.loads(line))
+                    key, text = json.loads(line)
+                    self._values[key] = text.encode("latin-1")
             yield
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def _put(self, key: str, value: bytes | str | None) -> None:
-        text = (value.encode() if isinstance(value, str) else value or b"").decode("latin-1")
-        change = key, None if value is None else text
-        self._end += os.pwrite(self._fd, b"\n" + json.dumps(change).encode(), self._end)
-        self._apply(*change)
-
-    def _apply(self, key: str, text: str | None) -> None:
-        self._values.pop(key, None)
-        if text is not None:
-            self._values[key] = text.encode("latin-1")
+    def _put(self, key: str, value: bytes | str) -> None:
+        data = value.encode() if isinstance(value, str) else value
+        line = json.dumps([key, data.decode("latin-1")])
+        self._end += os.pwrite(self._fd, b"\n" + line.encode(), self._end)
+        self._values[key] = data

@@ -10,15 +10,13 @@ from typing import Any, TypeVar
 
 from commlib import env
 from commlib.backends import BACKENDS
-from commlib.backends.base import Backend, Options
+from commlib.backends.base import Options
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES
-from commlib.collectives.plugins import load_natives
 from commlib.errors import CommError, PlanMismatch, limits_of
 from commlib.plan import Plan
 from commlib.plan.plan import HEAD
 from commlib.plan.search import check_names, find, shipped_plan, usable
-from commlib.plan.table import rows_text
 from commlib.version import __version__
 
 T = TypeVar("T")
@@ -56,6 +54,7 @@ def settings(
 def check_same_settings(world: World, options: Options, backend: str) -> None:
     """Compare what must be equal on all ranks; all of them fail together, with the same table."""
     mine = {
+        "plugins": "; ".join(plugin.description for plugin in COLLECTIVES.plugins) or "none",
         "commlib version": __version__,
         "backend": backend,
         "max_bytes": options.max_bytes,
@@ -64,19 +63,14 @@ def check_same_settings(world: World, options: Options, backend: str) -> None:
         env.GUARD.name: env.GUARD.get(),
         env.ISA.name: env.ISA.get(),  # levels differ in which NaN they keep
     }
-    plugins = {
-        "faults": COLLECTIVES.faults,
-        "plugins": "; ".join(plugin.description for plugin in COLLECTIVES.plugins) or "none",
-    }
-    everyone = world.exchange(mine | plugins, options.timeout_s)
+    everyone = world.exchange(mine | {"faults": COLLECTIVES.faults}, options.timeout_s)
     for rank, other in enumerate(everyone):
         for fault in other["faults"]:
             raise ValueError(f"rank {rank}: {fault}")
-    remedy = f"start every rank with the same {env.PLUGINS.name}, and the same files behind it"
-    _check_equal([other["plugins"] for other in everyone], "ranks disagree on plugins", remedy)
     for key in mine:
+        same = f"{env.PLUGINS.name}, and the same files behind it" if key == "plugins" else "settings"
         values = [other[key] for other in everyone]
-        _check_equal(values, f"ranks disagree on {key}", "start every rank with the same settings")
+        _check_equal(values, f"ranks disagree on {key}", f"start every rank with the same {same}")
 
 
 def _check_equal(values: Sequence[object], what: str, remedy: str) -> None:
@@ -109,13 +103,6 @@ def choose_plan(
     _check_equal(digests, "ranks were given different plans", "pass the same plan= on every rank")
     agreed = chosen if chosen is not None else Plan.unpacked(packed)
     return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
-
-
-def send_algorithms(backend: Backend, world: World, timeout_s: float) -> None:
-    """Pass the table of algorithms to native code, once those of plugins are loaded."""
-    if backend.native_group is not None:
-        load_natives(COLLECTIVES, backend.name, world, timeout_s)
-        backend.native_group.learn(rows_text(backend.name, world.size))
 
 
 def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, others: Sequence[str] = ()) -> Plan:
@@ -183,14 +170,13 @@ _Part = tuple[bool, bytes, str]  # whether this rank is still at work, what it s
 class Subworld(World):
     """Some ranks of a parent Communicator, which stands above this layer.
 
-    While the new communicator is being made, a round is a collective of the parent, so that no message of the program's
-    is ever taken for one of ours; afterwards the members use the new communicator's own collectives.
+    A round is a collective of the parent, so that no message of the program's is ever taken for one of ours.
     """
 
     name = "split"
 
     def __init__(self, parent: Any, members: list[int]) -> None:
-        self.carrier = self._parent = parent  # the new communicator, once it is made
+        self._parent = parent
         self._members = members
         self.rank = members.index(parent.rank)
         self.size = len(members)
@@ -199,9 +185,7 @@ class Subworld(World):
         self.device = parent.device.type
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Exchange among the members; the carrier's own deadline holds."""
-        if self.carrier is not self._parent:
-            return list(self.carrier.all_gather_object(data))
+        """Exchange among the members while they make their communicator; the parent's own deadline holds."""
         everyone: list[_Part] = self._parent.all_gather_object((True, data, ""))
         parts = [everyone[member] for member in self._members]
         for member, (at_work, _, failure) in zip(self._members, parts, strict=True):
@@ -222,11 +206,9 @@ def split(parent: Any, color: int | None, key: int, make: Callable[[World], T]) 
     failure: Exception | None = None
     if color is not None:
         members = sorted((r for r in range(parent.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
-        world = Subworld(parent, members)
         try:
             with limits_of(f"split on rank {parent.rank}"):
-                made = make(world)
-            world.carrier = made
+                made = make(Subworld(parent, members))
         except Exception as error:
             failure = error
     try:

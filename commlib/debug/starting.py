@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from commlib.debug.record import descriptors
 
@@ -52,9 +52,8 @@ class Waiting:
     """One wait of a rank; a log line says it after ten seconds, and again each time that it has doubled."""
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
-        self._this = os.getpid(), rank, size, time.monotonic_ns(), timeout_s
-        self._since, self._next_s = time.monotonic(), FIRST_S
-        self._fd, self._pause_s = -1, MIN_PAUSE_S
+        self._starting = Starting(os.getpid(), rank, size, time.monotonic_ns(), timeout_s, "")
+        self._fd, self._next_s, self._pause_s = -1, FIRST_S, MIN_PAUSE_S
 
     def __enter__(self) -> Waiting:
         return self
@@ -74,7 +73,7 @@ class Waiting:
         self._pause_s = min(self._pause_s * 2, max_pause_s)
 
     def due(self) -> bool:
-        waited_s = time.monotonic() - self._since
+        waited_s = self._starting.waited_s
         if waited_s < self._next_s:
             return False
         self._next_s = LOG_S if waited_s < LOG_S else 2 * self._next_s
@@ -82,7 +81,7 @@ class Waiting:
 
     def tell(self, who: str) -> None:
         """Say for whom this rank waits: at once to `commlib debug`, and after ten seconds on stderr."""
-        starting = Starting(*self._this, who)
+        starting = replace(self._starting, waits_for=who)
         if self._fd < 0:
             self._fd = os.memfd_create(NAME)
         os.pwrite(self._fd, json.dumps(asdict(starting)).encode().ljust(_BYTES), 0)

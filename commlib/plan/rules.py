@@ -37,10 +37,6 @@ class Query:
     mode: str = "eager"
 
 
-def _choice_text(algorithm: str, params: Mapping[str, int]) -> str:
-    return " ".join([algorithm, *(f"{key}={value}" for key, value in params.items())])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """What was measured as the best on at most `sms` multiprocessors, and how much longer than the choice of the range.
@@ -52,10 +48,6 @@ class Point:
     algorithm: str
     params: Mapping[str, int] = field(default_factory=dict)
     slower: float
-
-    @property
-    def choice(self) -> str:
-        return _choice_text(self.algorithm, self.params)
 
     @property
     def time(self) -> int:
@@ -85,7 +77,7 @@ class Range:
     @property
     def choice(self) -> str:
         """What runs, as text: shm_twoshot chunk_bytes=262144."""
-        return _choice_text(self.algorithm, self.params)
+        return " ".join([self.algorithm, *(f"{key}={value}" for key, value in self.params.items())])
 
     def fewer(self, sms: int) -> list[Point]:
         return [point for point in reversed(self.curve) if point.sms < sms]
