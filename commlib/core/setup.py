@@ -101,8 +101,7 @@ def choose_plan(
         raise ValueError(failure)
     digests = [passed or digest for _, passed, _ in everyone]
     _check_equal(digests, "ranks were given different plans", "pass the same plan= on every rank")
-    agreed = chosen if chosen is not None else Plan.unpacked(packed)
-    return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
+    return chosen if chosen is not None else Plan.unpacked(packed)
 
 
 def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, others: Sequence[str] = ()) -> Plan:

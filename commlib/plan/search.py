@@ -58,7 +58,7 @@ def find(backend: str, asked: str | os.PathLike[str], world: int) -> Plan:
     here = fingerprint(backend)
     if asked:
         return _fitting(Plan.load(asked), backend, here, world)
-    for source, load in _files(backend, str(here.get("device", "")), world):
+    for load in _files(backend, str(here.get("device", "")), world):
         try:
             plan = _fitting(load(), backend, here, world)
         except ValueError as error:
@@ -66,7 +66,7 @@ def find(backend: str, asked: str | os.PathLike[str], world: int) -> Plan:
             continue
         if fit := plan.fit.differences:
             score = f"{plan.fit.score}/{plan.fit.total}"
-            _log_once(logging.INFO, f"plan {source} was tuned for {'; '.join(fit)} (match {score})")
+            _log_once(logging.INFO, f"plan {plan.source} was tuned for {'; '.join(fit)} (match {score})")
         return plan.completed(shipped_plan(backend))
     return shipped_plan(backend)
 
@@ -87,17 +87,17 @@ def _fitting(plan: Plan, backend: str, here: Mapping[str, Any], world: int) -> P
     return plan.fitted(here)
 
 
-def _files(backend: str, device: str, world: int) -> Iterator[tuple[str, Callable[[], Plan]]]:
+def _files(backend: str, device: str, world: int) -> Iterator[Callable[[], Plan]]:
     """Yield the files that are there for this machine, the most specific one first."""
     try:
         path = user_path(backend, device, world)
         if path.exists():
-            yield str(path), partial(Plan.load, path)
+            yield partial(Plan.load, path)
     except (OSError, RuntimeError) as error:  # no access, or a user without a home
         _log_once(logging.WARNING, f"no plan of this user's is looked for: {error}")
     name = f"{backend}-{slug(device)}"
     if name in shipped():
-        yield f"plans/{name}.json", partial(shipped_plan, name)
+        yield partial(shipped_plan, name)
 
 
 @cache
