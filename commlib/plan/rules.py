@@ -146,12 +146,6 @@ class Rule:
         ranks = str(low) if low == high else f"{low}-{'' if high == MAX_WORLD else high}"
         return " ".join([*parts, f"world={ranks}"])
 
-    def at(self, num_bytes: int) -> int | None:
-        for number, entry in enumerate(self.ranges):
-            if entry.max_bytes is None or num_bytes <= entry.max_bytes:
-                return number
-        return None
-
     def spans(self) -> Iterator[Span]:
         """Yield each range behind the smallest and the largest of its sizes."""
         low: float = 0

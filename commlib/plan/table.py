@@ -61,8 +61,9 @@ class Table:
         curve = [*((point.sms, point.slower) for point in points), (why["usual_sms"], 0.0)]
         rule, at, choice = chosen.rule, chosen.at, chosen.choice
         if at is None:
-            at = rule.at(min(max(query.num_bytes, why["min_bytes"]), why["max_bytes"])) or 0
-        here, before = rule.ranges[at], rule.ranges[at - 1] if at else None
+            num_bytes = min(max(query.num_bytes, why["min_bytes"]), why["max_bytes"])
+            at = next((at for at, (_, high, _) in enumerate(rule.spans()) if num_bytes <= high), 0)
+        low, _, here = list(rule.spans())[at]
         fit = plan.fit if rule.source == plan.source else None
         return Explanation(
             op=query.op,
@@ -70,7 +71,7 @@ class Table:
             algorithm=choice.algorithm,
             rule=f"rules[{rule.number}]{chosen.part}" + f".curve[{chosen.point}]" * on_curve,
             source=rule.source,
-            low_bytes=(before.max_bytes or 0) + 1 if before else 0,
+            low_bytes=int(low),
             high_bytes=here.max_bytes,
             gain=choice.gain,
             runner_up=choice.runner_up,
