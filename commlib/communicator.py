@@ -27,21 +27,21 @@ from commlib.bootstrap import connect, explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.all_reduce_rms_norm import COMPUTED_SCALES, FP8, scale_shape
+from commlib.collectives.plugins import load_natives
 from commlib.compile.operators import register
 from commlib.core import guard, log
-from commlib.core.dispatch import CLOSED, Dispatcher
+from commlib.core.dispatch import Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
-from commlib.core.setup import check_same_settings, choose_plan, send_algorithms, settings, split
+from commlib.core.setup import check_same_settings, choose_plan, settings, split
 from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
 from commlib.debug.stacks import listen
-from commlib.errors import Closed, CommError, limits_of, one_of
+from commlib.errors import CLOSED, Closed, CommError, limits_of, one_of
 from commlib.native import library
 from commlib.plan import Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Query, size_text
-from commlib.plan.table import Explanation, choice_of, table_of
-from commlib.plan.text import plan_text
+from commlib.plan.table import Explanation, choice_of, plan_text, rows_text, table_of
 from commlib.redops import Redop, redop_name
 
 Now: TypeAlias = Literal[False]
@@ -101,7 +101,7 @@ def init(  # noqa: PLR0913 - what a user may decide
     """
     log.show()
     options, _ = settings(backend, plan, timeout_s=timeout_s, max_bytes=max_bytes, checked=checked, max_sms=max_sms)
-    world = connect(explicit_rank(bootstrap, rank, size, address), timeout_s=options.timeout_s)
+    world = connect(bootstrap, options.timeout_s, explicit_rank(bootstrap, rank, size, address))
     if world.rank == 0:
         log.warn_of_unknown()
     try:
@@ -119,7 +119,9 @@ def create(
     check_same_settings(world, options, name)
     made = backends.create(name, world, options)
     try:
-        send_algorithms(made, world, options.timeout_s)
+        if made.native_group is not None:
+            load_natives(COLLECTIVES, made.name, world, options.timeout_s)
+            made.native_group.learn(rows_text(made.name, world.size))
         chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.other_backends)
         if world.rank == 0:
             room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"

@@ -91,13 +91,14 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def _pairs(text: str) -> str:
+def _pairs(text: str) -> dict[str, str]:
     pairs = [tuple(part.strip() for part in pair.split(":")) for pair in text.split(",")]
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
         raise ValueError("expected collective:algorithm, or several of these separated by commas")
-    if len({pair[0] for pair in pairs}) < len(pairs):
+    algorithms = {pair[0]: pair[1] for pair in pairs}
+    if len(algorithms) < len(pairs):
         raise ValueError("a collective is named twice")
-    return ",".join(":".join(pair) for pair in pairs)
+    return algorithms
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -161,10 +162,10 @@ METRICS = Variable(
     "file for Prometheus that each rank writes every 5 s; {rank} in the name, else the suffix .RANK, tells them apart",
 )
 PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file that rank 0 loads instead of searching for one")
-ALGORITHM = Variable(
+ALGORITHM: Variable[dict[str, str]] = Variable(
     "COMMLIB_ALGORITHM",
     _pairs,
-    "",
+    {},
     "overrides the plan for some collectives, for experiments: all_reduce:shm_twoshot,barrier:shm_oneshot",
 )
 PLUGINS: Variable[tuple[str, ...]] = Variable(

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 _ELSEWHERE = {  # names of other libraries, without underscores, and ours
     "allgather": "all_gather_into_tensor",
@@ -36,6 +36,15 @@ class Closed(CommError, ValueError):
 
 
 CLOSED_TEXT = "this communicator is closed; call commlib.init() for a new one"
+
+
+class _Closed:
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Closed(CLOSED_TEXT)
+
+
+CLOSED: Any = _Closed()
+"""What stands for the calls of a communicator that is closed, or its engine."""
 
 
 class Unsupported(CommError):

@@ -87,7 +87,7 @@ def environment() -> str:
 
 def _row(variable: env.Variable[object]) -> str:
     default = int(variable.default) if isinstance(variable.default, bool) else variable.default
-    return f"| `{variable.name}` | {f'`{default}`' if default not in ('', ()) else 'none'} | {variable.help} |"
+    return f"| `{variable.name}` | {f'`{default}`' if default not in ('', (), {}) else 'none'} | {variable.help} |"
 
 
 def documents() -> str:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
+
+import torch
 
 from commlib import env
 from commlib.backends.base import Backend, Options
+from commlib.backends.nccl import NcclBackend
+from commlib.backends.shm import ShmBackend
+from commlib.backends.torch_dist import TorchBackend
 from commlib.bootstrap.world import World, hosts_text
 from commlib.errors import Unsupported
 from commlib.native import library
 
-BACKENDS: tuple[str, ...] = ("nccl", "shm", "torch")
+BACKENDS: dict[str, Callable[[World, Options], Backend]] = {
+    "nccl": NcclBackend,
+    "shm": ShmBackend,
+    "torch": TorchBackend,
+}
 
 
 def create(name: str, world: World, options: Options) -> Backend:
@@ -30,17 +39,7 @@ def create(name: str, world: World, options: Options) -> Backend:
         )
     if world.rank == 0:
         logging.getLogger("commlib").info("backend %s: %s", name, why)
-    if name == "nccl":
-        from commlib.backends.nccl import NcclBackend
-
-        return NcclBackend(world, options)
-    if name == "shm":
-        from commlib.backends.shm import ShmBackend
-
-        return ShmBackend(world, options)
-    from commlib.backends.torch_dist import TorchBackend
-
-    return TorchBackend(world, options)
+    return BACKENDS[name](world, options)
 
 
 def _best(world: World, options: Options) -> tuple[str, str]:
@@ -48,29 +47,16 @@ def _best(world: World, options: Options) -> tuple[str, str]:
     if options.cpus:
         limit = library.max_shm_ranks()
         return ("shm" if world.size <= limit else "torch"), f"tensors on CPUs; shm serves up to {limit} ranks"
-    only = _only_gpu()
-    lacks = lacks_gpu(0 if only else world.local_rank, f"rank {world.rank}")
-    lacks = _lacking(world.exchange([lacks, only], options.timeout_s))
-    return ("shm", lacks) if lacks else ("nccl", "every rank has a GPU of its own")
-
-
-def _lacking(answers: Sequence[tuple[str, str]]) -> str:
-    """Say why the ranks cannot all have a GPU, "" if they can: what each lacks, and which GPU it sees alone."""
+    one = torch.cuda.is_available() and torch.cuda.device_count() == 1  # as where a launcher shows each rank its own
+    reason = lacks_gpu(0 if one else world.local_rank, f"rank {world.rank}")
+    mine = [reason, f"GPU {env.foreign('CUDA_VISIBLE_DEVICES')}" if one else ""]
     rank_of_gpu: dict[str, int] = {}
-    for rank, (lacks, only) in enumerate(answers):
+    for rank, (lacks, only) in enumerate(world.exchange(mine, options.timeout_s)):
         if lacks:
-            return lacks
+            return "shm", lacks
         if only and rank_of_gpu.setdefault(only, rank) != rank:
-            return f"ranks {rank_of_gpu[only]} and {rank} see one GPU between them"
-    return ""
-
-
-def _only_gpu() -> str:
-    """Name the one GPU that this process sees, as where a launcher shows each rank its own; "" for several or none."""
-    import torch
-
-    one = torch.cuda.is_available() and torch.cuda.device_count() == 1
-    return f"GPU {env.foreign('CUDA_VISIBLE_DEVICES')}" if one else ""
+            return "shm", f"ranks {rank_of_gpu[only]} and {rank} see one GPU between them"
+    return "nccl", "every rank has a GPU of its own"
 
 
 def here(ranks: int) -> str:
@@ -80,8 +66,6 @@ def here(ranks: int) -> str:
 
 def lacks_gpu(local_rank: int, who: str) -> str:
     """Say what a rank of this machine lacks for the backend nccl, "" for nothing."""
-    import torch
-
     if not torch.cuda.is_available() or torch.cuda.device_count() <= local_rank:
         return f"{who} has no GPU of its own"
     return "" if find_spec("nccl") else f"{who} has no nccl4py (pip install nccl4py)"

@@ -157,3 +157,6 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
 
     def abort(self, why: str) -> None:
         self.native_group.abort(why)
+
+    def abandon(self) -> None:
+        self.native_group.abandon()

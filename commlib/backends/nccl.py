@@ -177,9 +177,6 @@ class NcclBackend(NativeBackend["library.NcclGroup"]):
         if self._group is not None:
             self._group.abandon()
 
-    def abandon(self) -> None:
-        self.native_group.abandon()
-
 
 def _adopt(world: World, source: Any, timeout_s: float) -> Control:
     """Run on the caller's communicator, if it is one of these very ranks; ending it stays the caller's."""

@@ -58,6 +58,3 @@ class ShmBackend(NativeBackend["library.ShmGroup"]):
         group, self._group = self._group, None
         if group is not None:
             group.close()
-
-    def abandon(self) -> None:
-        self.native_group.abandon()

@@ -23,7 +23,7 @@ from commlib.bootstrap.tcp import host_address, served
 from commlib.bootstrap.world import World
 from commlib.counts import ranks_text
 from commlib.debug.findings import explain
-from commlib.errors import CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported, first_line
+from commlib.errors import CLOSED, CLOSED_TEXT, KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported, first_line
 from commlib.native import library
 from commlib.worker import Worker
 
@@ -65,8 +65,7 @@ class TorchBackend(Backend):
         cuda = "nccl" in engine and "gloo" not in engine
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self._shares_errors = not cuda and engine != "mpi"
-        self._recorded = Recorded(world, f"torch {engine}" if cuda else "torch", options.timeout_s)
-        self.recorder = self._recorded.recorder
+        self._number, self.recorder = begin_record(world, f"torch {engine}" if cuda else "torch", options.timeout_s)
 
     def _make_group(self, world: World, on_gpus: bool) -> Any:
         """A store on rank 0 at a port the system picks, made known over the world's own exchange."""
@@ -132,6 +131,7 @@ class TorchBackend(Backend):
 
     def run(self, name: str, call: Callable[[], Any]) -> Any:
         """Make a call of the engine, which may fail at once, before it is waited for."""
+        self.check()
         held = self.group  # a group's end waits for its calls with Python's lock held: it comes after the last of them
         try:
             return call()
@@ -167,7 +167,7 @@ class TorchBackend(Backend):
 
     def _explained(self, error: CommError) -> CommError:
         kind = type(error)
-        explanation = explain(str(self._recorded.id), kind.__name__)
+        explanation = explain(str(self._number), kind.__name__)
         return kind("\n".join([str(error), *explanation.splitlines()]))
 
     def _first(self, error: CommError, name: str) -> CommError:
@@ -257,11 +257,12 @@ class TorchBackend(Backend):
         failed = bool(self._ended)
         if not failed:
             self._ended, self._kind = CLOSED_TEXT, Closed
-        self._recorded.close()
+        if self.recorder is not None:
+            self.recorder.close()
         if self._is_ours:
-            if self.device.type == "cuda" and not isinstance(self.group, _Closed):
+            if self.device.type == "cuda" and self.group is not CLOSED:
                 self.group.shutdown()
-            self.group = _Closed(self)
+            self.group = CLOSED
             self._store = self._store if failed else None
 
     def leave(self) -> None:
@@ -273,30 +274,23 @@ class TorchBackend(Backend):
     abandon = leave  # a forked child does not have the group's threads
 
 
-class Recorded:
-    """A record that all ranks of a world begin at once; `recorder` is None where it has no room for so many ranks.
+def begin_record(world: World, backend: str, timeout_s: float) -> tuple[int, library.Recorder | None]:
+    """Begin a record on all ranks of a world; return its number, and None where it has no room for so many ranks.
 
     Of the backend "torch" it is known when calls end; of "torch nccl" and such, only that they were handed over.
     """
-
-    recorder: library.Recorder | None = None
-
-    def __init__(self, world: World, backend: str, timeout_s: float) -> None:
-        self.id: int = world.exchange(secrets.randbits(62), timeout_s)[0]
-        mine = world.infos[world.rank]
-        pids: list[int] = []
-        for info in world.infos:
-            if (info.boot, info.pid_namespace) != (mine.boot, mine.pid_namespace):  # the number means nothing here
-                identity = f"{info.boot} {info.pid_namespace} {info.pid}"
-                pids.append(-1 - (zlib.crc32(identity.encode()) & 0x3FFFFFFF))
-            else:
-                pids.append(info.pid)
-        if world.size <= library.max_shm_ranks():
-            self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids)
-
-    def close(self) -> None:
-        if self.recorder is not None:
-            self.recorder.close()
+    number: int = world.exchange(secrets.randbits(62), timeout_s)[0]
+    if world.size > library.max_shm_ranks():
+        return number, None
+    mine = world.infos[world.rank]
+    pids: list[int] = []
+    for info in world.infos:
+        if (info.boot, info.pid_namespace) != (mine.boot, mine.pid_namespace):  # the number means nothing here
+            identity = f"{info.boot} {info.pid_namespace} {info.pid}"
+            pids.append(-1 - (zlib.crc32(identity.encode()) & 0x3FFFFFFF))
+        else:
+            pids.append(info.pid)
+    return number, library.open_recorder(backend[:11], number, world.rank, timeout_s, pids)
 
 
 def _on_gpus(world: World, timeout_s: float) -> bool:
@@ -308,14 +302,3 @@ def _on_gpus(world: World, timeout_s: float) -> bool:
         return False
     torch.cuda.set_device(torch.cuda.current_device() or world.local_rank)
     return True
-
-
-class _Closed:
-    """Stands in for the group after close(): every use says why it cannot work."""
-
-    def __init__(self, backend: TorchBackend) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        self._backend.check()
-        raise Closed(CLOSED_TEXT)

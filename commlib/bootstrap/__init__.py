@@ -22,13 +22,13 @@ from commlib.bootstrap import mpi
 from commlib.bootstrap.launchers import (
     SLURM,
     TORCHRUN,
-    ExplicitRank,
     Launcher,
     ProcessGroupWorld,
     explicit_rank,
     first_number,
 )
-from commlib.bootstrap.world import SingleWorld, World
+from commlib.bootstrap.tcp import rendezvous
+from commlib.bootstrap.world import Identity, SingleWorld, World
 from commlib.counts import counted
 from commlib.errors import Unsupported
 
@@ -38,12 +38,13 @@ __all__ = ["BOOTSTRAPS", "SingleWorld", "World", "connect", "explicit_rank"]
 BOOTSTRAPS: dict[str, Launcher] = {"torchrun": TORCHRUN, "mpi": mpi.MPI, "slurm": SLURM}
 
 
-def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
-    """Return the world of this process; `bootstrap` names it, or is an ExplicitRank or a group of torch or MPI."""
-    if isinstance(bootstrap, World):
-        return bootstrap
-    if isinstance(bootstrap, ExplicitRank):
-        return bootstrap.connect(timeout_s)
+def connect(
+    bootstrap: object = "auto", timeout_s: float = 300.0, explicit: tuple[Identity, tuple[str, int]] | None = None
+) -> World:
+    """Return the world of this process; `bootstrap` names it, or is a group of torch or MPI; or it is `explicit`."""
+    if explicit is not None:
+        who, address = explicit
+        return rendezvous("address", address, who, timeout_s)
     if not isinstance(bootstrap, str):
         return _adopt(bootstrap, timeout_s)
     name = env.BOOTSTRAP.get() if bootstrap == "auto" else bootstrap

@@ -138,23 +138,14 @@ SLURM = Launcher("srun -n N", _detect_slurm, _connect_slurm, ("SLURM_PROCID",))
 # --- the program itself: init(rank=, size=, address=), as workers of Ray or Dask know it; a process group -------------
 
 
-class ExplicitRank(NamedTuple):
-    """The arguments of init(), checked."""
-
-    identity: Identity
-    address: tuple[str, int]
-
-    def connect(self, timeout_s: float) -> World:
-        """Join the ranks that have the same address, where rank 0 serves."""
-        return rendezvous("address", self.address, self.identity, timeout_s)
-
-
-def explicit_rank(bootstrap: object, rank: int | None, size: int | None, address: str | None) -> object:
-    """Return what `connect` takes: the bootstrap, or in its place rank, size and address, if they are passed."""
+def explicit_rank(
+    bootstrap: object, rank: int | None, size: int | None, address: str | None
+) -> tuple[Identity, tuple[str, int]] | None:
+    """Return rank, size and address, checked, if init() got them in place of a bootstrap."""
     values = {"rank": rank, "size": size, "address": address}
     missing = [name for name, value in values.items() if value is None]
     if len(missing) == len(values):
-        return bootstrap
+        return None
     if missing:
         present = ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
         raise ValueError(f"init got {present}, but not {', '.join(missing)}; pass rank, size and address, or none")
@@ -166,7 +157,7 @@ def explicit_rank(bootstrap: object, rank: int | None, size: int | None, address
     total, number = operator.index(values["size"]), operator.index(values["rank"])  # type: ignore[arg-type]  # checked
     if total < 1 or not 0 <= number < total:
         raise ValueError(f"rank is {number} and size {total}, but size must be 1 or more, and rank from 0 to size - 1")
-    return ExplicitRank(Identity(number, total), _address(address))
+    return Identity(number, total), _address(address)
 
 
 def _address(address: object) -> tuple[str, int]:

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from commlib.bootstrap.store import ONLY_WORLD, Claim, StoreWorld, claim_key, refuse
-from commlib.bootstrap.world import Identity, two_processes
+from commlib.bootstrap.store import ONLY_WORLD, StoreWorld, claim_key, refuse
+from commlib.bootstrap.world import Identity, ProcessInfo, process_info, two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import CommTimeout, Unsupported
 from commlib.users import current_user
@@ -34,7 +34,7 @@ BACKLOG = 4096  # the kernel's limit
 LINGER_S = 1.0  # how long rank 0 serves when the ranks cannot come together, which the others read in its store
 REPLY_S = 1.0  # for a server to send its memory
 COMPLETE_PAUSE_S = 0.02  # between two clients once all ranks have come: connections must not cost rank 0 much
-MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.1  # between two looks for a server
+MAX_PAUSE_S = 0.1  # between two looks for a server
 NOBODY = "nobody serves there; is it running, on this host and as this user?"
 LEFT = "it is still in a communicator that this rank has left"
 SILENT = "its process does not answer; is it stopped?"
@@ -109,7 +109,8 @@ class Server:
         self.complete = False  # all ranks have come
         self._user, self._closed = current_user(), False
         self._memory = os.memfd_create("commlib.world")
-        self._listener = not_for_children(socket.socket(socket.AF_UNIX))
+        self._listener = socket.socket(socket.AF_UNIX)
+        _LISTENERS.add(self._listener)
         self._listener.bind(f"\0{place.prefix}{time.monotonic_ns():016x}{secrets.token_hex(8)}")
         self._listener.listen(BACKLOG)
         self._thread = threading.Thread(target=self._serve, name="commlib-rendezvous", daemon=True)
@@ -144,30 +145,24 @@ def peer_user(sock: socket.socket) -> int:
 
 def _find(place: Place, who: Identity, timeout_s: float) -> MemoryStore:
     """Return the store of a server in which this process is put down as its rank."""
-    deadline, pause_s = time.monotonic() + timeout_s, MIN_PAUSE_S
-    claim, strangers = Claim.new(), dict[str, int]()
-    where = f"rank 0 at {place.label}"
+    deadline = time.monotonic() + timeout_s
+    claim, where = process_info(), f"rank 0 at {place.label}"
     with Waiting(who.rank, who.size, timeout_s) as waiting:
         while True:
-            problem, stores = _look(place, claim, strangers, min(REPLY_S, timeout_s))
+            problem, stores = _look(place, claim, min(REPLY_S, timeout_s))
             # In all of them: two jobs that meet here both learn it.
             ours = [store for store in stores if _put_down(store, stores, place, who.rank)]
             if ours:
                 return ours[0]
             if time.monotonic() >= deadline:
                 raise CommTimeout(f"rank {who.rank} waited {timeout_s:g} s for {where}: {LEFT if stores else problem}")
-            if waiting.due():
-                waiting.tell(where)
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+            waiting.pause(where, MAX_PAUSE_S)
 
 
-def _look(place: Place, claim: Claim, strangers: dict[str, int], limit_s: float) -> tuple[str, list[MemoryStore]]:
-    """Ask all servers of a place, those of other users once; return their stores, and what is wrong without one."""
-    user, problem, stores = current_user(), "", list[MemoryStore]()
+def _look(place: Place, claim: ProcessInfo, limit_s: float) -> tuple[str, list[MemoryStore]]:
+    """Ask all servers of a place; return their stores, and what is wrong without one."""
+    user, problem, stores = current_user(), NOBODY, list[MemoryStore]()
     for name in place.servers():
-        if name in strangers:
-            continue
         try:
             owner, memory = _asked(name, user, limit_s)
         except TimeoutError:
@@ -177,12 +172,9 @@ def _look(place: Place, claim: Claim, strangers: dict[str, int], limit_s: float)
         else:
             if owner == user:
                 stores.append(MemoryStore(memory, place.label, claim))
-            else:
-                strangers[name] = owner
-    if strangers:
-        stranger = next(iter(strangers.values()))
-        problem = problem or f"only a process of user {stranger} serves there; all ranks must run as one user"
-    return problem or NOBODY, stores
+            elif problem == NOBODY:
+                problem = f"only a process of user {owner} serves there; all ranks must run as one user"
+    return problem, stores
 
 
 def _asked(name: str, user: int, limit_s: float) -> tuple[int, int]:
@@ -200,30 +192,24 @@ def _asked(name: str, user: int, limit_s: float) -> tuple[int, int]:
 
 def _put_down(store: MemoryStore, stores: Sequence[MemoryStore], place: Place, rank: int) -> bool:
     """Put this process down as a rank, unless another one is: one that lives is an error, on all ranks at the place."""
-    holder = Claim.read(store.compare_set(claim_key(ONLY_WORLD, rank), "", store.claim.encode()))
+    holder = ProcessInfo.read(store.compare_set(claim_key(ONLY_WORLD, rank), "", store.claim.encode()))
     if holder == store.claim:
         return True
     if store.claim.meets(holder) and not place.of_one_job:
-        error = ValueError(two_processes(rank, holder.info.pid, os.getpid(), place.label))
+        error = ValueError(two_processes(rank, holder.pid, os.getpid(), place.label))
         for each in stores:
             refuse(each, ONLY_WORLD, error)
         raise error
     return False
 
 
-_OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def not_for_children(sock: socket.socket) -> socket.socket:
-    """Have forked children close it: a child that lives longer would keep a dead rank's socket open."""
-    _OPEN.add(sock)
-    return sock
+_LISTENERS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    for sock in list(_OPEN):
-        if sock.fileno() >= 0:
-            os.close(sock.detach())
+    """A child that lives longer would keep a dead rank's socket open."""
+    for listener in list(_LISTENERS):
+        listener.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
@@ -237,7 +223,7 @@ class MemoryStore:
 
     host = "127.0.0.1"
 
-    def __init__(self, memory: int, label: str, claim: Claim) -> None:
+    def __init__(self, memory: int, label: str, claim: ProcessInfo) -> None:
         # Opened anew: the descriptor that was sent shares its lock with its sender.
         self._fd = os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_CLOEXEC)
         os.close(memory)
@@ -276,10 +262,6 @@ class MemoryStore:
             self._put(key, str(int(self._values.get(key, 0)) + number))
             return int(self._values[key])
 
-    def delete_key(self, key: str) -> None:
-        with self._locked():
-            self._put(key, None)
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock, with all changes so far in `_values`."""
@@ -289,18 +271,14 @@ class MemoryStore:
             self._end += len(data)
             for line in data.splitlines():
                 with contextlib.suppress(ValueError):  # of a process that was killed while it wrote
-                    self._apply(*json.loads(line))
+                    key, text = json.loads(line)
+                    self._values[key] = text.encode("latin-1")
             yield
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def _put(self, key: str, value: bytes | str | None) -> None:
-        text = (value.encode() if isinstance(value, str) else value or b"").decode("latin-1")
-        change = key, None if value is None else text
-        self._end += os.pwrite(self._fd, b"\n" + json.dumps(change).encode(), self._end)
-        self._apply(*change)
-
-    def _apply(self, key: str, text: str | None) -> None:
-        self._values.pop(key, None)
-        if text is not None:
-            self._values[key] = text.encode("latin-1")
+    def _put(self, key: str, value: bytes | str) -> None:
+        data = value.encode() if isinstance(value, str) else value
+        line = json.dumps([key, data.decode("latin-1")])
+        self._end += os.pwrite(self._fd, b"\n" + line.encode(), self._end)
+        self._values[key] = data

@@ -27,7 +27,6 @@ LAUNCHERS = {
 }
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-PAUSE_S = 0.001
 MEETING_BYTES = 256
 
 
@@ -86,9 +85,7 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
                     f"rank {who.rank} waited {timeout_s:g} s for rank 0 to join (mpi); "
                     "if it is only late, raise timeout_s"
                 )
-            if waiting.due():
-                waiting.tell("rank 0")
-            time.sleep(PAUSE_S)
+            waiting.pause("rank 0")
     name, *address = bytes(meeting).rstrip(b"\0").decode().split()
     left_s = max(deadline - time.monotonic(), 0.1)
     if not address:

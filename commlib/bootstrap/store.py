@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from commlib import env
 from commlib.bootstrap.world import Identity, ProcessInfo, World, process_info, two_processes
@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 DRAIN_S = 5.0  # how long the rank that serves the store waits at close for the others to have read
 ANSWER_S = 1.0  # the shortest time that a store has to answer
-MAX_PAUSE_S = 0.02
-TOKEN_BYTES = 32
 HASH, SIGNATURE_BYTES = "sha256", 32
 CHECK_S = 0.2  # between two checks for ranks that died or left
 ONLY_WORLD = "world"  # the name of the one world of a store in which ranks have put themselves down already
@@ -33,28 +31,6 @@ ONLY_WORLD = "world"  # the name of the one world of a store in which ranks have
 
 class _Moved(Exception):
     """Rank 0 has named another world."""
-
-
-class Claim(NamedTuple):
-    """What a rank puts down: its process, behind random bytes, so that nobody ever put down the same."""
-
-    token: str
-    info: ProcessInfo
-
-    @classmethod
-    def new(cls) -> Claim:
-        return cls(secrets.token_hex(TOKEN_BYTES // 2), process_info())
-
-    @classmethod
-    def read(cls, data: bytes) -> Claim:
-        return cls(data[:TOKEN_BYTES].decode(), ProcessInfo.read(data[TOKEN_BYTES:]))
-
-    def encode(self) -> bytes:
-        return self.token.encode() + self.info.encode()
-
-    def meets(self, other: Claim) -> bool:
-        """Whether the other one is of another process of this host, which lives."""
-        return other.info.pid != self.info.pid and other.info.place == self.info.place and other.info.is_running()
 
 
 class StoreWorld(World):
@@ -76,24 +52,26 @@ class StoreWorld(World):
         self._unread = ""  # a key of the last round, there until every rank has read it
         self._closed = False
         claimed = getattr(store, "claim", None)
-        self._claim = claimed or Claim.new()
+        self._claim = claimed or process_info()
         deadline, everyone = self._deadline, None
         while everyone is None:
             self._deadline, self._round = deadline, 0
-            with Waiting(self.rank, self.size, timeout_s) as waiting:
-                self._world = ONLY_WORLD if claimed else self._enter(timeout_s, waiting)
+            if claimed:
+                self._world = ONLY_WORLD
+            elif self.rank == 0:
+                self._world = self._name_world()
+            else:
+                self._world = self._join_world(timeout_s)
             self._key = (env.SECRET.get() + secret).encode()
             self._check_size()
             with contextlib.suppress(_Moved):
                 everyone = self.all_gather(self._claim.encode(), round(max(deadline - time.monotonic(), 0.1), 1))
         self._raise_if_refused()
         self._key = hmac.digest(self._key, b"".join(everyone), HASH)  # of this world only
-        self.infos = [Claim.read(data).info for data in everyone]
+        self.infos = [ProcessInfo.read(data) for data in everyone]
         self.local_rank = self.count_local_rank() if who.local_rank is None else who.local_rank
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        if self._closed:
-            raise CommError(f"rank {self.rank}: this {type(self).__name__} is closed; make a new one with init()")
         self._round += 1
         self._deadline = time.monotonic() + timeout_s
         keys = [self._at(f"{self._round}/{rank}") for rank in range(self.size)]
@@ -123,10 +101,6 @@ class StoreWorld(World):
                 self._delete(*map(self._at, ("size", "left", *of_ranks)))
         self._worker.close(CommError(f"rank {self.rank}: this world is closed"))
 
-    def _enter(self, timeout_s: float, waiting: Waiting) -> str:
-        """Return the world that rank 0 names, once this rank is put down for it."""
-        return self._name_world() if self.rank == 0 else self._join_world(timeout_s, waiting)
-
     def _name_world(self) -> str:
         name = secrets.token_hex(8)
         before = self._ask(lambda: self._store.compare_set("commlib/world", "", name)).decode()
@@ -138,22 +112,20 @@ class StoreWorld(World):
         self._ask(lambda: self._store.set(claim_key(name, 0), self._claim.encode()))
         return name
 
-    def _join_world(self, timeout_s: float, waiting: Waiting) -> str:
+    def _join_world(self, timeout_s: float) -> str:
         """Return the world that rank 0 named last, once it is one that this rank was never in."""
-        pause_s, mine = 0.0005, self._claim.encode()
-        while True:
-            if world := self._current():
-                put_down = partial(self._store.compare_set, claim_key(world, self.rank), "", mine.decode())
-                holder = self._ask(put_down)
-                if holder == mine:
-                    return world
-                self._refuse_second(holder, world)
-            if time.monotonic() >= self._deadline:
-                raise CommTimeout(f"rank {self.rank} waited {timeout_s:g} s for rank 0 to join ({self.name})")
-            if waiting.due():
-                waiting.tell("rank 0")
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+        mine = self._claim.encode()
+        with Waiting(self.rank, self.size, timeout_s) as waiting:
+            while True:
+                if world := self._current():
+                    put_down = partial(self._store.compare_set, claim_key(world, self.rank), "", mine.decode())
+                    holder = self._ask(put_down)
+                    if holder == mine:
+                        return world
+                    self._refuse_second(holder, world)
+                if time.monotonic() >= self._deadline:
+                    raise CommTimeout(f"rank {self.rank} waited {timeout_s:g} s for rank 0 to join ({self.name})")
+                waiting.pause("rank 0")
 
     def _current(self) -> str:
         return str(self._ask(lambda: self._store.compare_set("commlib/world", "", "")).decode())
@@ -167,10 +139,10 @@ class StoreWorld(World):
 
     def _refuse_second(self, holder: bytes, world: str) -> None:
         """Raise on all ranks if another process of this host that lives is this rank of a world."""
-        other = Claim.read(holder)
+        other = ProcessInfo.read(holder)
         if self._claim.meets(other):
             self._world = world
-            self._refuse(ValueError(two_processes(self.rank, other.info.pid, self._claim.info.pid, self._where)))
+            self._refuse(ValueError(two_processes(self.rank, other.pid, self._claim.pid, self._where)))
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise an error on all ranks, which come together only now."""
@@ -192,7 +164,7 @@ class StoreWorld(World):
         return data
 
     def _wait(self, keys: list[str], timeout_s: float, waiting: Waiting) -> None:
-        next_check, pause_s = 0.0, 0.0005
+        next_check = 0.0
         while not self._there(*keys):
             now = time.monotonic()
             if now >= next_check:
@@ -202,15 +174,17 @@ class StoreWorld(World):
             if late or waiting.due():
                 missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
                 if missing and late:
-                    error = self.late(timeout_s, self._round, ranks_text(missing))
+                    error = CommTimeout(
+                        f"rank {self.rank} waited {timeout_s:g} s in init() for {ranks_text(missing)} ({self.name}, "
+                        f"exchange {self._round}); raise timeout_s if starting takes longer"
+                    )
                     if self._round == 1:
                         self._refuse(error)
                     raise error
                 if missing:
                     waiting.tell(ranks_text(missing))
             # Polls, not Store.wait: a wait in C++ answers Ctrl-C and a dead peer only at its deadline.
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+            waiting.sleep()
 
     def _raise_if_lost(self, keys: list[str]) -> None:
         self._raise_if_refused()
@@ -244,8 +218,8 @@ class StoreWorld(World):
         key = claim_key(self._world, rank)
         if not self.infos and not self._there(key):
             return False
-        info = self.infos[rank] if self.infos else Claim.read(self._ask(lambda: self._store.get(key))).info
-        return info.place == self._claim.info.place and not info.is_running()
+        info = self.infos[rank] if self.infos else ProcessInfo.read(self._ask(lambda: self._store.get(key)))
+        return info.place == self._claim.place and not info.is_running()
 
     def _leave_round(self, keys: list[str]) -> None:
         """Count this rank's last look at the round; the last rank deletes its keys."""

@@ -25,6 +25,7 @@ from commlib.worker import Worker
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but not declared so
 
+MAX_PAUSE_S = 0.05  # between two looks for the server
 MAX_ANSWER_S = 60.0  # the longest time that a store has to answer
 
 
@@ -148,6 +149,4 @@ def _wait_for_server(address: tuple[str, int], who: Identity, timeout_s: float, 
                     f"rank {who.rank} waited {timeout_s:g} s for rank 0's store at "
                     f"{address[0]}:{address[1]} ({error}); is rank 0 running, and is this its host?"
                 ) from None
-        if waiting.due():
-            waiting.tell(f"rank 0's store at {address[0]}:{address[1]}")
-        time.sleep(0.05)
+        waiting.pause(f"rank 0's store at {address[0]}:{address[1]}", MAX_PAUSE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 from commlib import env
 from commlib.counts import ranks_text
 from commlib.debug.jobs import state_of
-from commlib.errors import CommTimeout
 
 
 class Identity(NamedTuple):
@@ -33,9 +33,10 @@ class ProcessInfo(NamedTuple):
     user: int
     host: str  # COMMLIB_HOST
     pid: int
+    token: str = ""  # random, so that nobody ever puts down the same
 
     @classmethod
-    def read(cls, text: str | bytes) -> ProcessInfo:
+    def read(cls, text: bytes) -> ProcessInfo:
         return cls(*json.loads(text))
 
     def encode(self) -> bytes:
@@ -50,12 +51,17 @@ class ProcessInfo(NamedTuple):
         """Whether this process, which must be of our place, has not ended; a process without a parent's wait has."""
         return state_of(self.pid) not in "ZX"
 
+    def meets(self, other: ProcessInfo) -> bool:
+        """Whether the other one is another process of this host, which lives."""
+        return other.pid != self.pid and other.place == self.place and other.is_running()
+
 
 def process_info() -> ProcessInfo:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     pid_namespace = str(Path("/proc/self/ns/pid").readlink())
     host = env.HOST.get()
-    return ProcessInfo(boot, host or socket.gethostname(), pid_namespace, os.geteuid(), host, os.getpid())
+    hostname, token = host or socket.gethostname(), secrets.token_hex(16)
+    return ProcessInfo(boot, hostname, pid_namespace, os.geteuid(), host, os.getpid(), token)
 
 
 class Host(NamedTuple):
@@ -88,12 +94,6 @@ class World(ABC):
     def failures(self, failure: str, timeout_s: float) -> list[str]:
         """Return what failed on which ranks, so that all of them fail together; `failure` is this rank's, if any."""
         return [f"rank {rank}: {text}" for rank, text in enumerate(self.exchange(failure, timeout_s)) if text]
-
-    def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
-        return CommTimeout(
-            f"rank {self.rank} waited {timeout_s:g} s in init() for {who} ({self.name}, exchange {exchange}); "
-            "raise timeout_s if starting takes longer"
-        )
 
     def hosts(self) -> list[Host]:
         """Return the hosts, in the order of their first ranks.

@@ -15,7 +15,6 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
-from typing import NamedTuple
 
 from commlib import env
 from commlib.users import opened_trusted
@@ -26,15 +25,8 @@ _TRIED_BYTES = 1 << 16
 _POLL_S = 0.02
 
 
-class Built(NamedTuple):
-    """What was compiled, and whether it came from the cache."""
-
-    content: bytes
-    cached: bool
-
-
-def build_cached(kind: str, parts: Iterable[bytes], build: Callable[[], bytes]) -> Built:
-    """Return what `build` makes of these parts; one process or thread at a time makes it, the others then read it."""
+def build_cached(kind: str, parts: Iterable[bytes], build: Callable[[], bytes]) -> tuple[bytes, bool]:
+    """Return what `build` makes of these parts, once for all processes and threads, and whether the cache had it."""
     digest = sha256()
     for part in parts:
         digest.update(b"%d:" % len(part) + part)
@@ -43,10 +35,10 @@ def build_cached(kind: str, parts: Iterable[bytes], build: Callable[[], bytes]) 
         folder = cache_dir()
     except RuntimeError as error:  # a user without a home
         _warn(str(error))
-        return Built(build(), False)
+        return build(), False
     content = _read(folder, name)
     if content is not None:
-        return Built(content, True)
+        return content, True
     with ExitStack() as stack:
         opened = None
         with _errors_as_warnings(folder):
@@ -54,12 +46,12 @@ def build_cached(kind: str, parts: Iterable[bytes], build: Callable[[], bytes]) 
             stack.enter_context(_locked(opened / f".{name}.lock"))
             content = _read(folder, name)
         if content is not None:
-            return Built(content, True)
+            return content, True
         content = build()
         with _errors_as_warnings(folder):
             if opened is not None:
                 _write(opened / name, content)
-    return Built(content, False)
+    return content, False
 
 
 def cache_dir() -> Path:

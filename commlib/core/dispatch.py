@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from copy import copy
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ref
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from commlib import env
 from commlib.collectives.signatures import SIGNATURES
 from commlib.core.work import COLLECTIVE_CALLS, StreamExecutor, ThreadExecutor, Work
-from commlib.errors import CLOSED_TEXT, Closed
+from commlib.errors import CLOSED, CLOSED_TEXT, Closed
 from commlib.native import library
 from commlib.plan.rules import SPARING
 
@@ -128,12 +128,13 @@ class Dispatcher:
     def forget(self) -> None:
         """Refuse calls from now on, and release the native ones, which hold the communicator's memory."""
         self._closed = self.detour = True
-        self.calls = CLOSED
+        self.calls = CLOSED  # also for a thread that has just looked at `detour`
 
     def _submit(self, queue: Hashable, name: str, call: Callable[[], Any]) -> Work:
         """Submit a call that keeps the communicator, which ends with its last reference, until it is over."""
         self.check_open()
-        work = self.executor.submit(queue, name, partial(_call_of, self._owner(), call))
+        owner = self._owner()
+        work = self.executor.submit(queue, name, lambda: (call(), owner)[0])
         if queue == COLLECTIVE_CALLS and self.executor.orders_later_calls:
             self._pending = self.detour = True
         return work
@@ -150,17 +151,3 @@ class Dispatcher:
     def check_open(self) -> None:
         if self._closed:
             raise Closed(CLOSED_TEXT)
-
-
-class _Closed:
-    """The calls after close(): also for a thread that looked at `detour` just before."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise Closed(CLOSED_TEXT)
-
-
-CLOSED = cast("library.Calls", _Closed())
-
-
-def _call_of(owner: object, call: Callable[[], Any]) -> Any:
-    return call()

@@ -5,23 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol, TypeVar
-
-import torch
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from commlib import env
 from commlib.backends import BACKENDS
-from commlib.backends.base import Backend, Options
+from commlib.backends.base import Options
 from commlib.bootstrap.world import World
-from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
-from commlib.collectives.plugins import load_natives
+from commlib.collectives import COLLECTIVES
 from commlib.errors import CommError, PlanMismatch, limits_of
 from commlib.plan import Plan
 from commlib.plan.plan import HEAD
-from commlib.plan.search import find, shipped, shipped_plan
-from commlib.plan.text import rows_text
-from commlib.redops import DTYPES
+from commlib.plan.search import check_names, find, shipped_plan, usable
 from commlib.version import __version__
 
 T = TypeVar("T")
@@ -59,6 +54,7 @@ def settings(
 def check_same_settings(world: World, options: Options, backend: str) -> None:
     """Compare what must be equal on all ranks; all of them fail together, with the same table."""
     mine = {
+        "plugins": "; ".join(COLLECTIVES.plugins) or "none",
         "commlib version": __version__,
         "backend": backend,
         "max_bytes": options.max_bytes,
@@ -67,19 +63,14 @@ def check_same_settings(world: World, options: Options, backend: str) -> None:
         env.GUARD.name: env.GUARD.get(),
         env.ISA.name: env.ISA.get(),  # levels differ in which NaN they keep
     }
-    plugins = {
-        "faults": COLLECTIVES.faults,
-        "plugins": "; ".join(COLLECTIVES.plugins) or "none",
-    }
-    everyone = world.exchange(mine | plugins, options.timeout_s)
+    everyone = world.exchange(mine | {"faults": COLLECTIVES.faults}, options.timeout_s)
     for rank, other in enumerate(everyone):
         for fault in other["faults"]:
             raise ValueError(f"rank {rank}: {fault}")
-    remedy = f"start every rank with the same {env.PLUGINS.name}, and the same files behind it"
-    _check_equal([other["plugins"] for other in everyone], "ranks disagree on plugins", remedy)
     for key in mine:
+        same = f"{env.PLUGINS.name}, and the same files behind it" if key == "plugins" else "settings"
         values = [other[key] for other in everyone]
-        _check_equal(values, f"ranks disagree on {key}", "start every rank with the same settings")
+        _check_equal(values, f"ranks disagree on {key}", f"start every rank with the same {same}")
 
 
 def _check_equal(values: Sequence[object], what: str, remedy: str) -> None:
@@ -96,65 +87,45 @@ def choose_plan(
     With communicators of `others`, backends too, a plan or an algorithm that only one of those has is not for this one.
     """
     chosen: Plan | None = None
-    reply = ["", "", ""]  # the plan, the digest of what was passed to rank 0, why there is none
+    passed, packed, failure = plan.digest if isinstance(plan, Plan) else "", "", ""
     if world.rank == 0:
         try:
             wanted = find_plan(backend, plan, world.size, others)
             chosen = override(wanted, backend, others)
-            reply = [chosen.packed(), wanted.digest, ""]
+            packed, passed = chosen.packed(), passed or wanted.digest
         except ValueError as error:
-            reply[2] = str(error)
-    packed, digest, failure = world.exchange(reply if world.rank == 0 else None, timeout_s)[0]
+            failure = str(error)
+    everyone = world.exchange([packed, passed, failure], timeout_s)
+    packed, digest, failure = everyone[0]
     if failure:
         raise ValueError(failure)
-    mine = plan.digest if isinstance(plan, Plan) else digest
-    digests = world.exchange(mine, timeout_s)
+    digests = [passed or digest for _, passed, _ in everyone]
     _check_equal(digests, "ranks were given different plans", "pass the same plan= on every rank")
-    agreed = chosen if chosen is not None else Plan.unpacked(packed)
-    return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
-
-
-def send_algorithms(backend: Backend, world: World, timeout_s: float) -> None:
-    """Pass the table of algorithms to native code, once those of plugins are loaded."""
-    if backend.native_group is not None:
-        load_natives(COLLECTIVES, backend.name, world, timeout_s)
-        backend.native_group.learn(rows_text(backend.name, world.size))
+    return chosen if chosen is not None else Plan.unpacked(packed)
 
 
 def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, others: Sequence[str] = ()) -> Plan:
     """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
     asked = env.PLAN.get() if plan == "auto" else plan
-    if asked and (other := _meant_for(asked, backend, others)):
+    if asked and others and (other := _meant_for(asked, backend, others)):
         _LOG.info("the plan that was asked for is for %s; %s takes that of this machine", other, backend)
         asked = ""
     if isinstance(asked, Plan):
         return asked
-    wanted = find(backend, asked, world, _acceptable(backend))
+    wanted = find(backend, asked, world)
     rest = unplanned(backend) if plan == "auto" or not asked else None
     return wanted.completed(rest) if rest and rest.rules else wanted
 
 
 def _meant_for(asked: str | os.PathLike[str] | Plan, backend: str, others: Sequence[str]) -> str:
     """Return which other backend a plan is for; empty: it is for this one, or for none of them."""
-    if not others:
-        return ""
     wanted = asked if isinstance(asked, Plan) else Plan.load(asked)
-    fits = [name for name in (backend, *others) if _could_run(wanted, name)]
-    return "" if backend in fits or not fits else fits[0]
-
-
-def _could_run(plan: Plan, backend: str) -> bool:
-    if plan.fingerprint.get("backend", backend).partition("_")[0] != backend.partition("_")[0]:
-        return False
-    try:
-        _acceptable(backend)(plan)
-    except ValueError:
-        return False
-    return True
-
-
-def _acceptable(backend: str) -> Callable[[Plan], None]:
-    return partial(check_names, algorithms=usable(backend), backend=backend)
+    for name in (backend, *others):
+        if wanted.fingerprint.get("backend", name).partition("_")[0] == name.partition("_")[0]:
+            with suppress(ValueError):
+                check_names(wanted, name)
+                return "" if name == backend else name
+    return ""
 
 
 def unplanned(backend: str) -> Plan:
@@ -170,17 +141,14 @@ def unplanned(backend: str) -> Plan:
 
 def override(plan: Plan, backend: str, others: Sequence[str] = ()) -> Plan:
     """Return the plan with COMMLIB_ALGORITHM on top: for experiments, and for bisecting a bug."""
-    pairs = env.ALGORITHM.get()
-    wanted = dict(pair.split(":") for pair in pairs.split(",")) if pairs else {}
-    elsewhere = [usable(name) for name in others]
+    algorithms, elsewhere = usable(backend), [usable(name) for name in others]
     wanted = {
         op: algorithm
-        for op, algorithm in wanted.items()
-        if algorithm in usable(backend).get(op, ()) or not any(algorithm in names.get(op, ()) for names in elsewhere)
+        for op, algorithm in env.ALGORITHM.get().items()
+        if algorithm in algorithms.get(op, ()) or not any(algorithm in names.get(op, ()) for names in elsewhere)
     }
     if not wanted or plan.pinned == wanted:  # a split takes over a plan that has them already
         return plan
-    algorithms = usable(backend)
     for op, algorithm in wanted.items():
         if op not in algorithms:
             raise ValueError(f"{env.ALGORITHM.name}: no collective {op!r}; there are {', '.join(algorithms)}")
@@ -192,69 +160,22 @@ def override(plan: Plan, backend: str, others: Sequence[str] = ()) -> Plan:
     return plan.overridden(wanted)
 
 
-def usable(backend: str) -> dict[str, list[str]]:
-    """Return the algorithms that can run under a plan's name, by collective; under no name of ours, all there are."""
-    COLLECTIVES.check()
-    if backend not in shipped():
-        return {op: [algorithm.name for algorithm in spec.algorithms] for op, spec in COLLECTIVES.items()}
-    backends = {algorithm.backend for spec in COLLECTIVES.values() for algorithm in spec.algorithms}
-    if backend in backends:
-        return algorithm_names(backend)
-    # A variant, such as GPUs without symmetric memory: what its shipped plan runs is all that it has.
-    rules = shipped_plan(backend).rules
-    return {op: sorted({e.algorithm for r in rules if r.op == op for e in r.ranges}) for op in COLLECTIVES}
-
-
-def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: str = "") -> None:
-    """Raise a ValueError for the first name in a plan that is not known, with file, rule and the valid names."""
-    on = f" on {backend}" if backend else ""
-    for rule in plan.rules:
-        keys = {"op": tuple(algorithms), "dtype": ("*", *DTYPES), "redop": ("*", *REDOPS)}
-        for key, valid in keys.items():
-            if (value := getattr(rule, key)) not in valid:
-                raise ValueError(f"{rule.where()}: no {key} {value!r}; there are {', '.join(valid)}")
-        for part, entries in (("ranges", rule.ranges), ("fallback", rule.fallback)):
-            for at, entry in enumerate(entries):
-                named = (entry.algorithm, *(point.algorithm for point in entry.curve))
-                unknown = next((name for name in named if name not in algorithms[rule.op]), None)
-                if unknown is not None:
-                    names = ", ".join(algorithms[rule.op]) or "none"
-                    where, lacks = rule.where(part, at), f"{rule.op} has no algorithm {unknown!r}"
-                    raise ValueError(f"{where}: {lacks}{on}; it has {names}, and what {env.PLUGINS.name} adds")
-
-
 # --- split ------------------------------------------------------------------------------------------------------------
 
 
-class Parent(Protocol):
-    """What a split needs of a Communicator, which stands above this layer."""
-
-    rank: int
-    size: int
-    local_rank: int
-    device: torch.device
-    world: World
-
-    def all_gather_object(self, obj: T) -> list[T]: ...
-
-    def close(self) -> None: ...
-
-
-P = TypeVar("P", bound=Parent)
 _Part = tuple[bool, bytes, str]  # whether this rank is still at work, what it says, and why it failed
 
 
 class Subworld(World):
-    """Some ranks of a parent communicator.
+    """Some ranks of a parent Communicator, which stands above this layer.
 
-    While the new communicator is being made, a round is a collective of the parent, so that no message of the program's
-    is ever taken for one of ours; afterwards the members use the new communicator's own collectives.
+    A round is a collective of the parent, so that no message of the program's is ever taken for one of ours.
     """
 
     name = "split"
 
-    def __init__(self, parent: Parent, members: list[int]) -> None:
-        self._carrier = self._parent = parent
+    def __init__(self, parent: Any, members: list[int]) -> None:
+        self._parent = parent
         self._members = members
         self.rank = members.index(parent.rank)
         self.size = len(members)
@@ -263,9 +184,7 @@ class Subworld(World):
         self.device = parent.device.type
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Exchange among the members; the carrier's own deadline holds."""
-        if self._carrier is not self._parent:
-            return self._carrier.all_gather_object(data)
+        """Exchange among the members while they make their communicator; the parent's own deadline holds."""
         everyone: list[_Part] = self._parent.all_gather_object((True, data, ""))
         parts = [everyone[member] for member in self._members]
         for member, (at_work, _, failure) in zip(self._members, parts, strict=True):
@@ -278,22 +197,17 @@ class Subworld(World):
         texts = zip(self._members, self.exchange(failure, timeout_s), strict=True)
         return [f"split: rank {member} could not make its communicator: {text}" for member, text in texts if text]
 
-    def carried_by(self, communicator: Parent) -> None:
-        """Talk over the new communicator from now on."""
-        self._carrier = communicator
 
-
-def split(parent: P, color: int | None, key: int, make: Callable[[World], P]) -> P | None:
+def split(parent: Any, color: int | None, key: int, make: Callable[[World], T]) -> T | None:
     """Make this rank's communicator, and stay with the parent's rounds until every rank has its own."""
     table = parent.all_gather_object((color, key))
-    made, failure = None, None
+    made: Any = None
+    failure: Exception | None = None
     if color is not None:
         members = sorted((r for r in range(parent.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
-        world = Subworld(parent, members)
         try:
             with limits_of(f"split on rank {parent.rank}"):
-                made = make(world)
-            world.carried_by(made)
+                made = make(Subworld(parent, members))
         except Exception as error:
             failure = error
     try:
@@ -307,4 +221,4 @@ def split(parent: P, color: int | None, key: int, make: Callable[[World], P]) ->
             raise
     if failure is not None:
         raise failure
-    return made
+    return made  # type: ignore[no-any-return]

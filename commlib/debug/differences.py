@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from commlib.counts import counted, ranks_text
 from commlib.debug.format import left_text, where_text
 from commlib.debug.jobs import Job
 from commlib.debug.record import Call, Slot
 
+Difference = tuple[tuple[int, ...], int, str]
+"""Ranks that differ from the others in a call, or all where none is in the majority; its number, and what they did."""
+
 Did = dict[int, tuple[Hashable, str]]
 """By rank: what must be alike, and the same as text."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Ranks that differ from the others in a call, or all where none is in the majority."""
-
-    ranks: tuple[int, ...]
-    number: int
-    text: str
 
 
 def first_difference(job: Job, slots: list[Slot]) -> Difference | None:
@@ -32,7 +25,7 @@ def first_difference(job: Job, slots: list[Slot]) -> Difference | None:
 def _in_calls(job: Job, slots: list[Slot]) -> Difference | None:
     for number in sorted(set().union(*(slot.calls for slot in slots))):
         made = {slot.rank: slot.calls[number] for slot in slots if number in slot.calls}
-        did: Did = {rank: (call.what, f"made {call}{_in_graph(call)}{_at(call.site)}") for rank, call in made.items()}
+        did: Did = {rank: (call.what, f"made {call}{_at(call.site, call.graph)}") for rank, call in made.items()}
         if len({call.what for call in made.values()}) > 1:
             odd = _minority(did)[0]
             other = next(rank for rank in made if made[rank].what != made[odd].what)
@@ -92,12 +85,8 @@ def _difference(job: Job, slot: Slot, did: Did, number: int, head: str) -> Diffe
         groups.setdefault(text, []).append(job.name(slot, rank))
     parts = [f"{ranks_text(names)} {text}" for text, names in sorted(groups.items(), key=lambda item: len(item[1]))]
     odd = tuple(sorted(job.name(slot, rank) for rank in _minority(did)))
-    return Difference(odd, number, f"{head.format(where_text(job, slot))}: {'; '.join(parts)}")
+    return (odd, number, f"{head.format(where_text(job, slot))}: {'; '.join(parts)}")
 
 
-def _in_graph(call: Call) -> str:
-    return f" in graph {call.graph}" if call.graph else ""
-
-
-def _at(site: str) -> str:
-    return f" at {site}" if site else ""
+def _at(site: str, graph: int = 0) -> str:
+    return f" in graph {graph}" * bool(graph) + f" at {site}" * bool(site)

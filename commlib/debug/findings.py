@@ -193,14 +193,14 @@ def _differs(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding
         if difference is None:
             continue
         # Where none is in the majority: one that a rank beyond waits for in another call has left that out.
-        ranks, text = difference.ranks, difference.text
+        ranks, at, text = difference
         beyond = [one for one in stuck.values() if one.rank.number not in ranks]
         owes = {one.peer.number: one for one in beyond if one.peer.number in ranks}
         if len(ranks) > 1 and len(owes) == 1:
             ((number, one),) = owes.items()
             ranks, text = (number,), f"{text}; rank {one.rank.number} waits for rank {number} in"
             text = f"{text} {waited_text(job, one.slot, one.wait)}"
-        yield Finding("differs", ranks, text, ((slots[0].id, difference.number),))
+        yield Finding("differs", ranks, text, ((slots[0].id, at),))
 
 
 def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
@@ -266,8 +266,8 @@ def _waited_s(job: Job, before: Job, slot: Slot, was: Slot, number: int) -> tupl
 
 
 def _orphans(job: Job) -> Iterator[Finding]:
-    orphans = [rank for rank in job.ranks.values() if rank.orphan]
-    if orphans:
+    running = [rank for rank in job.ranks.values() if not rank.process.gone]
+    if orphans := [rank for rank in running if rank.started_by not in (0, 1, rank.process.parent)]:
         parents = ", ".join(sorted({str(rank.started_by) for rank in orphans}))
         numbers = tuple(sorted(rank.number for rank in orphans))
         text = f"what started {ranks_text(numbers)} (process {parents}) has ended, so nothing will end them"

@@ -103,10 +103,6 @@ class Rank:
         return self.process.pid
 
     @property
-    def orphan(self) -> bool:
-        return not self.process.gone and self.started_by not in (0, 1, self.process.parent)
-
-    @property
     def elsewhere(self) -> bool:
         """Whether it is on another host, or in another PID namespace."""
         return self.pid < 0

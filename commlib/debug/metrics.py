@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -41,10 +42,9 @@ def start() -> None:
 
 
 def _serve() -> None:
-    pause = threading.Event()
     while os.getpid() in _FAILED:
         write()
-        pause.wait(EVERY_S)
+        time.sleep(EVERY_S)
 
 
 def write() -> bool:

@@ -7,12 +7,13 @@ import logging
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from commlib.debug.record import descriptors
 
 NAME = "commlib.init"  # memory of a rank that waits in init()
 FIRST_S, LOG_S = 1.0, 10.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.0005, 0.02  # between two looks
 _BYTES = 4096
 _LOG = logging.getLogger("commlib")
 
@@ -51,9 +52,8 @@ class Waiting:
     """One wait of a rank; a log line says it after ten seconds, and again each time that it has doubled."""
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
-        self._this = os.getpid(), rank, size, time.monotonic_ns(), timeout_s
-        self._since, self._next_s = time.monotonic(), FIRST_S
-        self._fd = -1
+        self._starting = Starting(os.getpid(), rank, size, time.monotonic_ns(), timeout_s, "")
+        self._fd, self._next_s, self._pause_s = -1, FIRST_S, MIN_PAUSE_S
 
     def __enter__(self) -> Waiting:
         return self
@@ -62,8 +62,18 @@ class Waiting:
         if self._fd >= 0:
             os.close(self._fd)
 
+    def pause(self, who: str, max_pause_s: float = MAX_PAUSE_S) -> None:
+        """Wait a moment for a rank, each time a longer one."""
+        if self.due():
+            self.tell(who)
+        self.sleep(max_pause_s)
+
+    def sleep(self, max_pause_s: float = MAX_PAUSE_S) -> None:
+        time.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, max_pause_s)
+
     def due(self) -> bool:
-        waited_s = time.monotonic() - self._since
+        waited_s = self._starting.waited_s
         if waited_s < self._next_s:
             return False
         self._next_s = LOG_S if waited_s < LOG_S else 2 * self._next_s
@@ -71,7 +81,7 @@ class Waiting:
 
     def tell(self, who: str) -> None:
         """Say for whom this rank waits: at once to `commlib debug`, and after ten seconds on stderr."""
-        starting = Starting(*self._this, who)
+        starting = replace(self._starting, waits_for=who)
         if self._fd < 0:
             self._fd = os.memfd_create(NAME)
         os.pwrite(self._fd, json.dumps(asdict(starting)).encode().ljust(_BYTES), 0)

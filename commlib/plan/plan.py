@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -12,10 +11,21 @@ from dataclasses import astuple, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from commlib.plan.read import MAX_RULES, SCHEMA, TOO_MANY, VERSION, parse, read_rules
-from commlib.plan.rules import PLACEMENTS, Query, Rule, size_text
+from commlib.plan.rules import (
+    MAX_RULES,
+    PLACEMENTS,
+    SCHEMA,
+    TOO_MANY,
+    VERSION,
+    Query,
+    Rule,
+    Span,
+    parse,
+    read_rules,
+    size_text,
+)
 from commlib.plan.table import Explanation, Match, table_of
 
 WIDTH = 120  # of a line of a plan file
@@ -200,14 +210,6 @@ def _rule_text(rule: Mapping[str, Any]) -> str:
 # --- pins: rules that leave no choice, on top of a plan, with the parameters that the plan has for them ---------------
 
 
-class Span(NamedTuple):
-    """Sizes from `low` to `high`, and the parameters there."""
-
-    low: float
-    high: float
-    params: Mapping[str, int]
-
-
 def pins(
     op: str, algorithm: str, base: Sequence[Rule], params: Mapping[str, int] | None = None
 ) -> Iterator[dict[str, Any]]:
@@ -215,7 +217,7 @@ def pins(
     # Each stands in both tables, and only one can serve: where it cannot, the base plan's choice stands.
     for placement in PLACEMENTS:
         rules = [rule for rule in base if (rule.op, rule.placement) == (op, placement)]
-        if params is None and any(span.params for span in _spans(rules, algorithm)):
+        if params is None and any(entry.params for _, _, entry in _spans(rules, algorithm)):
             first: dict[str, Rule] = {}
             for rule in rules:  # one pin for calls that several rules speak of: pins of pins do not multiply
                 first.setdefault(rule.keys, rule)
@@ -227,10 +229,15 @@ def pins(
 def _tuned(rule: Rule, algorithm: str, rules: Sequence[Rule]) -> list[dict[str, Any]]:
     """Cut the sizes as the rule does, each range with the parameters of the nearest that runs the algorithm."""
     alike = [other for other in rules if other.world[0] <= rule.world[1] and rule.world[0] <= other.world[1]]
-    known = _spans([rule], algorithm) or _spans(alike, algorithm) or [Span(0, math.inf, {})]
+    known = _spans([rule], algorithm) or _spans(alike, algorithm)
     ranges: list[dict[str, Any]] = []
-    for low, high, _ in _spans([rule]):
-        params = dict(min(known, key=lambda span: _distance(span, low, high)).params)
+    for low, high, _ in rule.spans():
+
+        def distance(span: Span, low: float = low, high: float = high) -> float:
+            its_low, its_high, _ = span
+            return max(1.0, low / max(1, its_high), its_low / max(1, high))
+
+        params = dict(min(known, key=distance)[2].params) if known else {}
         if ranges and ranges[-1]["params"] == params:
             ranges.pop()
         ranges.append({"max_bytes": high, "algorithm": algorithm, "params": params})
@@ -238,15 +245,5 @@ def _tuned(rule: Rule, algorithm: str, rules: Sequence[Rule]) -> list[dict[str, 
     return ranges
 
 
-def _distance(span: Span, low: float, high: float) -> float:
-    """Return how far a span is from other sizes, as a ratio; 1 where they meet."""
-    return max(1.0, low / max(1, span.high), span.low / max(1, high))
-
-
-def _spans(rules: Iterable[Rule], algorithm: str = "") -> list[Span]:
-    return [
-        Span(0 if above is None else above + 1, math.inf if entry.max_bytes is None else entry.max_bytes, entry.params)
-        for rule in rules
-        for above, entry in rule.spans()
-        if algorithm in ("", entry.algorithm)
-    ]
+def _spans(rules: Iterable[Rule], algorithm: str) -> list[Span]:
+    return [span for rule in rules for span in rule.spans() if span[2].algorithm == algorithm]

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from commlib import env
+from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.counts import counted
 from commlib.plan.plan import Plan
+from commlib.redops import DTYPES
 from commlib.version import __version__
 
 _LOG = logging.getLogger("commlib")
-Accept = Callable[[Plan], None]  # raises a ValueError for a plan that cannot run
 
 
 def slug(device: str) -> str:
@@ -52,25 +53,25 @@ def shipped_plan(name: str) -> Plan:
     return plan if backend == name else plan.completed(shipped_plan(backend))
 
 
-def find(backend: str, asked: str | os.PathLike[str], world: int, accept: Accept) -> Plan:
+def find(backend: str, asked: str | os.PathLike[str], world: int) -> Plan:
     """Return the plan of a file that is asked for, or of this machine: the user's, the device's, the backend's."""
     here = fingerprint(backend)
     if asked:
-        return _fitting(Plan.load(asked), here, world, accept)
-    for source, load in _files(backend, str(here.get("device", "")), world):
+        return _fitting(Plan.load(asked), backend, here, world)
+    for load in _files(backend, str(here.get("device", "")), world):
         try:
-            plan = _fitting(load(), here, world, accept)
+            plan = _fitting(load(), backend, here, world)
         except ValueError as error:
             _log_once(logging.WARNING, f"{error}; it is ignored")
             continue
         if fit := plan.fit.differences:
             score = f"{plan.fit.score}/{plan.fit.total}"
-            _log_once(logging.INFO, f"plan {source} was tuned for {'; '.join(fit)} (match {score})")
+            _log_once(logging.INFO, f"plan {plan.source} was tuned for {'; '.join(fit)} (match {score})")
         return plan.completed(shipped_plan(backend))
     return shipped_plan(backend)
 
 
-def _fitting(plan: Plan, here: Mapping[str, Any], world: int, accept: Accept) -> Plan:
+def _fitting(plan: Plan, backend: str, here: Mapping[str, Any], world: int) -> Plan:
     """Return a plan with its match, if it is for this backend, device and world and can run; else ValueError."""
     for key in ("backend", "device"):
         if key in plan.fingerprint and plan.fingerprint[key] != here.get(key):
@@ -82,27 +83,58 @@ def _fitting(plan: Plan, here: Mapping[str, Any], world: int, accept: Accept) ->
         raise ValueError(
             f"plan {plan.source} has no rule for {counted(world, 'rank')}; tune with `commlib tune -n {world}`"
         )
-    accept(plan)
+    check_names(plan, backend)
     return plan.fitted(here)
 
 
-def _files(backend: str, device: str, world: int) -> Iterator[tuple[str, Callable[[], Plan]]]:
+def _files(backend: str, device: str, world: int) -> Iterator[Callable[[], Plan]]:
     """Yield the files that are there for this machine, the most specific one first."""
     try:
         path = user_path(backend, device, world)
         if path.exists():
-            yield str(path), partial(Plan.load, path)
+            yield partial(Plan.load, path)
     except (OSError, RuntimeError) as error:  # no access, or a user without a home
         _log_once(logging.WARNING, f"no plan of this user's is looked for: {error}")
     name = f"{backend}-{slug(device)}"
     if name in shipped():
-        yield f"plans/{name}.json", partial(shipped_plan, name)
+        yield partial(shipped_plan, name)
 
 
 @cache
 def _log_once(level: int, text: str) -> None:
     """Log a text once, however many communicators the process makes."""
     _LOG.log(level, text)
+
+
+def usable(backend: str) -> dict[str, list[str]]:
+    """Return the algorithms that can run under a plan's name, by collective; under no name of ours, all there are."""
+    COLLECTIVES.check()
+    if backend not in shipped():
+        return {op: [algorithm.name for algorithm in spec.algorithms] for op, spec in COLLECTIVES.items()}
+    backends = {algorithm.backend for spec in COLLECTIVES.values() for algorithm in spec.algorithms}
+    if backend in backends:
+        return algorithm_names(backend)
+    # A variant, such as GPUs without symmetric memory: what its shipped plan runs is all that it has.
+    rules = shipped_plan(backend).rules
+    return {op: sorted({e.algorithm for r in rules if r.op == op for e in r.ranges}) for op in COLLECTIVES}
+
+
+def check_names(plan: Plan, backend: str) -> None:
+    """Raise a ValueError for the first name in a plan that is not known, with file, rule and the valid names."""
+    algorithms, on = usable(backend), f" on {backend}" if backend else ""
+    for rule in plan.rules:
+        keys = {"op": tuple(algorithms), "dtype": ("*", *DTYPES), "redop": ("*", *REDOPS)}
+        for key, valid in keys.items():
+            if (value := getattr(rule, key)) not in valid:
+                raise ValueError(f"{rule.where()}: no {key} {value!r}; there are {', '.join(valid)}")
+        for part, entries in (("ranges", rule.ranges), ("fallback", rule.fallback)):
+            for at, entry in enumerate(entries):
+                named = (entry.algorithm, *(point.algorithm for point in entry.curve))
+                unknown = next((name for name in named if name not in algorithms[rule.op]), None)
+                if unknown is not None:
+                    names = ", ".join(algorithms[rule.op]) or "none"
+                    where, lacks = rule.where(part, at), f"{rule.op} has no algorithm {unknown!r}"
+                    raise ValueError(f"{where}: {lacks}{on}; it has {names}, and what {env.PLUGINS.name} adds")
 
 
 # --- the machine and its settings, which a plan is looked up by and every result has ----------------------------------

@@ -1,22 +1,22 @@
-"""Table: the native table of a plan (csrc/plan/table.h), which decides; and its reasons, as people read them."""
+"""Table: the native table of a plan (csrc/plan/table.h), which decides; what it reads, and its reasons for people."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commlib import env
 from commlib.backends.base import Backend, Choose
 from commlib.collectives import COLLECTIVES
+from commlib.collectives.spec import Algorithm, Collective
 from commlib.counts import counted
 from commlib.errors import Unsupported
 from commlib.native import library
-from commlib.plan.rules import SPARING, Point, Query, size_text
-from commlib.plan.text import Line, lines_of, rows_text
-from commlib.redops import DTYPES
+from commlib.plan.rules import SPARING, Point, Query, Range, Rule, size_text
+from commlib.redops import DTYPES, REDOPS
 
 if TYPE_CHECKING:
     from commlib.plan.plan import Plan
@@ -61,8 +61,9 @@ class Table:
         curve = [*((point.sms, point.slower) for point in points), (why["usual_sms"], 0.0)]
         rule, at, choice = chosen.rule, chosen.at, chosen.choice
         if at is None:
-            at = rule.at(min(max(query.num_bytes, why["min_bytes"]), why["max_bytes"])) or 0
-        here, before = rule.ranges[at], rule.ranges[at - 1] if at else None
+            num_bytes = min(max(query.num_bytes, why["min_bytes"]), why["max_bytes"])
+            at = next((at for at, (_, high, _) in enumerate(rule.spans()) if num_bytes <= high), 0)
+        low, _, here = list(rule.spans())[at]
         fit = plan.fit if rule.source == plan.source else None
         return Explanation(
             op=query.op,
@@ -70,7 +71,7 @@ class Table:
             algorithm=choice.algorithm,
             rule=f"rules[{rule.number}]{chosen.part}" + f".curve[{chosen.point}]" * on_curve,
             source=rule.source,
-            low_bytes=(before.max_bytes or 0) + 1 if before else 0,
+            low_bytes=int(low),
             high_bytes=here.max_bytes,
             gain=choice.gain,
             runner_up=choice.runner_up,
@@ -89,10 +90,7 @@ class Table:
     def choose(self, query: Query) -> str:
         if _is_known(query) and (name := self._native.choose(*_keys(query))):
             return name
-        passed = self._passed(query, self._ask(query, 0))
-        reasons = "; ".join(dict.fromkeys(f"{name}: {reason}" for name, reason in passed)) or "no rule"
-        kind = f"{query.dtype} by {query.redop}" if COLLECTIVES[query.op].reduces else query.dtype
-        raise Unsupported(f"plan {self._plan.source} has nothing that runs {query.op} of {kind} ({reasons})")
+        raise Unsupported(self._nothing(query, 0, self._passed(query, self._ask(query, 0)), None))
 
     def _ask(self, query: Query, max_sms: int) -> dict[str, Any]:
         """Return what native code answers, as csrc/binding/plan_table.cc describes it."""
@@ -164,6 +162,99 @@ def choice_of(plan: Plan, backend: Backend) -> Choose:
         return table.choose(Query(op, num_bytes, dtype, redop, size))
 
     return choose
+
+
+# --- the rows of algorithms and the rules of a plan, as native code reads them (csrc/plan/text_line.h) ----------------
+
+
+class Line(NamedTuple):
+    """What a line of a plan's text has: a range or a fallback of a rule, or a point of a range's curve."""
+
+    rule: Rule
+    part: str  # "[2]", ".fallback[0]"
+    row: Algorithm  # that it names
+    entry: Range
+    at: int | None = None  # the number of the range
+    point: int | None = None  # the place in its curve
+
+    @property
+    def choice(self) -> Range:
+        return self.entry if self.point is None else self.entry.on(self.entry.curve[self.point])
+
+
+@cache
+def rows_text(backend: str, size: int) -> str:
+    """Return the rows of a backend's algorithms, as csrc/plan/row.cc reads them."""
+    rows = ((spec, a) for spec in COLLECTIVES.values() for a in spec.algorithms if a.backend == backend)
+    return "\n".join(line for spec, algorithm in rows for line in _lines_of_row(spec, algorithm, size))
+
+
+def _lines_of_row(collective: Collective, algorithm: Algorithm, size: int) -> Iterator[str]:
+    flags = {
+        "arena": algorithm.needs_arena,
+        "reduces": collective.reduces,
+        "rooted": collective.rooted,
+        "composed": algorithm.composed,
+        "engine": algorithm.engine,
+    }
+    sms = algorithm.sms if algorithm.backend == "nccl" else 0
+    yield (
+        f"algorithm op={collective.name} name={algorithm.name} placement={algorithm.placement} "
+        f"kernel={algorithm.source} room={algorithm.room_bytes} sms={sms} "
+        + " ".join(f"{name}={'yes' if flag else 'no'}" for name, flag in flags.items())
+    )
+    for dtype, redop in _reductions(collective, algorithm, size):
+        yield f"serves dtype={dtype} redop={redop}"
+    for param in algorithm.params:
+        yield f"param name={param.name} default={param.default}"
+
+
+def _reductions(collective: Collective, algorithm: Algorithm, size: int) -> list[tuple[str, str]]:
+    """Return what it serves; what only moves, serves every type or none."""
+    calls = [(dtype, redop) for dtype in DTYPES for redop in REDOPS]
+    if not collective.reduces:
+        return [] if collective.refusal(algorithm, *calls[0], size) else [("*", "*")]
+    return [call for call in calls if collective.refusal(algorithm, *call, size) is None]
+
+
+def plan_text(rules: Iterable[Rule], backend: str) -> str:
+    """Return rules as csrc/plan/table.cc reads them; a ValueError names what cannot be on the backend."""
+    return "\n".join(text for text, _ in lines_of(rules, backend))
+
+
+def lines_of(rules: Iterable[Rule], backend: str = "") -> Iterator[tuple[str, Line | None]]:
+    """Yield each line of the same with what it has, if that is a choice; without a backend, for algorithms of all."""
+    for rule in rules:
+        yield f"where plan {rule.source}: rules[{rule.number}]", None
+        keys = f"placement={rule.placement} mode={rule.mode} dtype={rule.dtype} redop={rule.redop}"
+        yield f"rule op={rule.op} {keys}", None
+        for at, entry in enumerate(rule.ranges):
+            row, part = _row(rule, entry, backend), f"[{at}]"
+            size = {} if entry.max_bytes is None else {"max_bytes": entry.max_bytes}
+            yield _text("range", entry, {**size, "align": entry.align}), Line(rule, part, row, entry, at)
+            for point in entry.fewer(row.max_sms_of(entry.params)):
+                line = Line(rule, part, _row(rule, point, backend), entry, at, entry.curve.index(point))
+                yield _text("fewer", point, {"time": point.time}), line
+        for at, entry in enumerate(rule.fallback):
+            line = Line(rule, f".fallback[{at}]", _row(rule, entry, backend), entry)
+            yield _text("fallback", entry, {"align": entry.align}), line
+
+
+def _row(rule: Rule, entry: Range | Point, backend: str) -> Algorithm:
+    """Return the row of what an entry names; a ValueError says what is wrong with it."""
+    rows = COLLECTIVES[rule.op].algorithms if rule.op in COLLECTIVES else ()
+    named = (row for row in rows if row.name == entry.algorithm and backend in ("", row.backend))
+    if (algorithm := next(named, None)) is None:
+        on = f" on {backend}" if backend else ""
+        raise ValueError(f"{rule.where()}: {rule.op} has no algorithm {entry.algorithm!r}{on}")
+    if fault := algorithm.fault_of(entry.params):
+        raise ValueError(f"{rule.where()}: {fault}")
+    return algorithm
+
+
+def _text(kind: str, entry: Range | Point, more: Mapping[str, int]) -> str:
+    values = {"algorithm": entry.algorithm, **more, **entry.params}
+    return " ".join([kind, *(f"{name}={value}" for name, value in values.items())])
 
 
 # --- the reasons, as people read them ---------------------------------------------------------------------------------

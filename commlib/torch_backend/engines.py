@@ -18,11 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commlib.backends.torch_dist import Recorded
+from commlib.backends.torch_dist import begin_record
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.world import Identity, World
 from commlib.communicator import Communicator, create
 from commlib.errors import CommTimeout
+from commlib.native import library
 from commlib.redops import CODES
 from commlib.torch_backend.arguments import SIGNATURES, first_tensor
 from commlib.torch_backend.engine import OPS, Engine
@@ -51,7 +52,7 @@ class Engines:
         self._place, self.kinds, self._settings = place, kinds, settings
         self._communicators: dict[str, Communicator] = {}
         self._torchs: list[Any] = []
-        self._records: dict[str, Recorded] = {}  # of devices that torch's engines serve
+        self._records: dict[str, library.Recorder | None] = {}  # of devices that torch's engines serve
         self._ended = ""
         self.cuda: Any = None
         self.cpu: Any = self._make("cpu", None) if "cpu" in kinds else None
@@ -71,13 +72,13 @@ class Engines:
     def record_delegated(self, device: torch.device, name: str, arguments: tuple[Any, ...]) -> None:
         """Record for `commlib debug` a call of a group's method that goes to an engine of torch's, options last."""
         record = self._records.get(device.type)
-        if record is None or record.recorder is None:
+        if record is None:
             return
         x, opts = first_tensor(arguments[:-1]), arguments[-1]
         op = OPS.get(hash(opts.reduceOp)) if hasattr(opts, "reduceOp") else None
         dtype = "uint8" if x is None else str(x.dtype).removeprefix("torch.")
         count, redop = 0 if x is None else x.numel(), -1 if op is None else CODES[op]
-        record.recorder.enter(SIGNATURES[name].call, dtype, count, redop, getattr(opts, "rootRank", -1))
+        record.enter(SIGNATURES[name].call, dtype, count, redop, getattr(opts, "rootRank", -1))
 
     def messages(self, device: torch.device) -> Any:
         kind = device.type
@@ -106,7 +107,8 @@ class Engines:
         for engine in torchs:
             getattr(engine, how)()
         for record in self._records.values():
-            record.close()
+            if record is not None:
+                record.close()
 
     def _make(self, kind: str, index: int | None) -> Any:
         if self.kinds[kind] == OURS:
@@ -128,7 +130,7 @@ class Engines:
     def _recorded(self, world: World, name: str, kind: str) -> Any:
         """Make an engine of torch's for a device, and begin its record."""
         engine = self._torch(name, kind)
-        self._records[kind] = Recorded(world, f"torch {name}", self._place.timeout.total_seconds())
+        _, self._records[kind] = begin_record(world, f"torch {name}", self._place.timeout.total_seconds())
         return engine
 
     def _make_messages(self, device: torch.device) -> Any:

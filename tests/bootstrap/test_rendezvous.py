@@ -16,8 +16,8 @@ import pytest
 
 from commlib.bootstrap import local_world
 from commlib.bootstrap.local_world import MemoryStore, Place, Server, meet
-from commlib.bootstrap.store import Claim, StoreWorld
-from commlib.bootstrap.world import Identity
+from commlib.bootstrap.store import StoreWorld
+from commlib.bootstrap.world import Identity, process_info
 from commlib.debug.jobs import state_of
 from commlib.errors import CommError, CommTimeout, PeerLost
 from tests.bootstrap.processes import NOBODY, caught, in_threads, needs_root, wait_until
@@ -281,7 +281,7 @@ def exchange_in_job(job, rank):
 
 def test_a_change_that_a_killed_process_wrote_in_part_is_no_change():
     memory = os.memfd_create("test")
-    first, second = (MemoryStore(os.dup(memory), "", Claim.new()) for _ in range(2))
+    first, second = (MemoryStore(os.dup(memory), "", process_info()) for _ in range(2))
     first.set("a", b"\n\xff")
     os.pwrite(memory, b'\n["a", "b', os.fstat(memory).st_size)
     second.set("b", "ä")

@@ -13,7 +13,7 @@ import torch
 from commlib.communicator import Communicator
 from commlib.errors import PeerLost
 from commlib.plan import Plan
-from commlib.plan.text import plan_text
+from commlib.plan.table import plan_text
 from commlib.tools.testing import Ranks
 from tests.gpu import faults
 from tests.gpu.conftest import GPUS

@@ -10,8 +10,7 @@ from commlib.native import library
 from commlib.plan import Plan
 from commlib.plan.rules import Point, Query, Range
 from commlib.plan.search import shipped_plan
-from commlib.plan.table import Match, Table
-from commlib.plan.text import plan_text, rows_text
+from commlib.plan.table import Match, Table, plan_text, rows_text
 from tests.plan.documents import HEAD, plan_of
 
 

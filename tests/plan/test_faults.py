@@ -12,7 +12,7 @@ import pytest
 
 from commlib.core.setup import find_plan
 from commlib.plan import Plan
-from commlib.plan.read import MAX_RULES, fault_of, schema
+from commlib.plan.rules import MAX_RULES, fault_of, schema
 from commlib.plan.search import shipped, shipped_plan
 from tests.plan.documents import HEAD, Rule, plan_of, tuned
 

@@ -9,8 +9,7 @@ from commlib.native import library
 from commlib.plan import Plan
 from commlib.plan.rules import SPARING, Query
 from commlib.plan.search import shipped_plan
-from commlib.plan.table import Table
-from commlib.plan.text import plan_text, rows_text
+from commlib.plan.table import Table, plan_text, rows_text
 from tests.plan.documents import plan_of as plan_with
 
 Call = tuple[str, int, int, str]  # its operation, bytes, limit and placement

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from commlib.collectives import COLLECTIVES, algorithm_names
-from commlib.core.setup import check_names, find_plan, override, unplanned, usable
+from commlib.core.setup import find_plan, override, unplanned
 from commlib.plan import Plan
-from commlib.plan.search import driver_of, shipped, shipped_plan, slug, user_path
-from commlib.plan.text import plan_text
+from commlib.plan.search import check_names, driver_of, shipped, shipped_plan, slug, user_path
+from commlib.plan.table import plan_text
 from commlib.tools.timing import fingerprint
 from tests.plan.documents import HEAD, tuned
 
@@ -158,7 +158,7 @@ def test_the_driver_is_read_from_either_kernel_module() -> None:
 def test_shipped_plans_name_what_there_is(name: str) -> None:
     plan = shipped_plan(name)
     backend = plan.document.get("fingerprint", {}).get("backend", name)
-    check_names(plan, usable(backend), backend)
+    check_names(plan, backend)
     of = backend.partition("_")[0]
     for world in (1, 2, 3, 4, 8):
         assert plan_text(plan.rules_of(world), of)  # each parameter is one of its row's, within its bounds

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from commlib.plan import Plan
-from commlib.plan.rules import Query, Rule
+from commlib.plan.rules import Query, Range, Rule
 from commlib.plan.table import Table as NativeTable
 from commlib.tools.tune.case import PLAIN, Case, Option, Samples
 from commlib.tools.tune.choose import Settings
@@ -90,11 +90,15 @@ def symmetric_rule(engine: Cost, plain: dict[int, Option]) -> Rule:
     return next(rule for rule in plan.rules if rule.world == (2, 2))
 
 
+def range_at(rule: Rule, size: int) -> Range:
+    return next(entry for _, high, entry in rule.spans() if size <= high)
+
+
 @pytest.mark.parametrize(("slower", "chosen"), [(1.02, "engine_pull"), (1.10, "lsa_oneshot")])
 def test_copy_engines_that_take_little_longer_than_tiles_are_chosen(slower: float, chosen: str) -> None:
     time, plain = filled(16, 16), dict.fromkeys(SIZES, tiles(16))
     rule = symmetric_rule(lambda size: slower * time(size) if size >= 512 << 10 else 1.0, plain)
-    assert rule.ranges[rule.at(1 << 26) or 0].algorithm == chosen
+    assert range_at(rule, 1 << 26).algorithm == chosen
 
 
 def test_copy_engines_are_kept_for_limited_calls_where_plain_tensors_are_faster() -> None:
@@ -102,7 +106,7 @@ def test_copy_engines_are_kept_for_limited_calls_where_plain_tensors_are_faster(
     rule = symmetric_rule(lambda size: (1.3 if size > 1 << 24 else 9.0) * time(size), plain)
     assert [entry.algorithm for entry in rule.ranges] == ["lsa_oneshot"] * len(rule.ranges)
     for size, slower in ((1 << 24, 8.0), (1 << 26, 0.3)):
-        entry = rule.ranges[rule.at(size) or 0]
+        entry = range_at(rule, size)
         (point,) = entry.curve
         assert (point.sms, point.algorithm) == (0, "engine_pull")
         assert abs(point.slower - slower) < 0.05 * (1 + slower)
@@ -113,7 +117,7 @@ def test_beside_packets_copy_engines_are_kept_too_and_a_range_has_sizes_of_about
     time = filled(16, 16)
     rule = symmetric_rule(lambda size: time(size) * (1 + 2e7 / size), dict.fromkeys(SIZES, SMALL))
     for size in (1 << 20, 1 << 22, 1 << 24, 1 << 26):
-        entry = rule.ranges[rule.at(size) or 0]
+        entry = range_at(rule, size)
         (point,) = entry.curve
         assert (entry.algorithm, point.algorithm) == ("lsa_ll128_oneshot", "engine_pull")
         assert 0.5 < point.slower / (2e7 / size) < 2

@@ -117,12 +117,12 @@ def explain(op: str, sizes: tuple[int, ...], placement: str, plan: str | None, b
 def read_plan(plan: str | None, backend: str, world: int) -> Plan:
     """Return the plan that is named, compared with this machine; else what init() would take here."""
     from commlib import backends, env
-    from commlib.core.setup import check_names, find_plan, override, usable
-    from commlib.plan.search import fingerprint
+    from commlib.core.setup import find_plan, override
+    from commlib.plan.search import check_names, fingerprint
 
     if plan is not None:
         chosen = _open(plan)
-        check_names(chosen, usable(chosen.fingerprint.get("backend", "")))
+        check_names(chosen, chosen.fingerprint.get("backend", ""))
         return chosen.fitted(fingerprint(chosen.fingerprint.get("backend", "")))
     backend = env.BACKEND.get() if backend == "auto" else backend
     backend = backends.here(world) if backend == "auto" else backend
