@@ -25,8 +25,6 @@ def check(ranks: Ranks, world: int, name: str, algorithm: str, scope: Scope) -> 
     assert [v.wrong for v in verdicts if v.wrong] == []
     if verdicts[0].cases == 0:
         pytest.skip(f"{algorithm} refuses all of these on {world} ranks")
-    if name == "all_reduce" and COLLECTIVES[name].algorithm(algorithm).ordered:
-        assert len({verdict.checksum for verdict in verdicts}) == 1, "ranks hold different bits"
 
 
 SHORTER, LONGER = Scope((2048, 300_007)), Scope((65_537, 1_100_003), (torch.bfloat16,))  # of every size and type
@@ -62,14 +60,6 @@ def test_what_is_read_in_its_process_is_the_reference(comm: Communicator, name: 
 def test_torch_gives_the_reference(torch_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
     few = Scope((0, 1, 33), EVERY_TYPE.dtypes, EVERY_TYPE.redops)
     check(torch_ranks, world, name, algorithm, few)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_all_reduce_gives_the_same_bits_with_every_algorithm(shm_ranks: Ranks, world: int) -> None:
-    names = [a.name for a in COLLECTIVES["all_reduce"].algorithms if a.backend == "shm"]
-    scope = Scope((33, 5000, 70_001), EVERY_TYPE.dtypes[:3], ("sum", "avg", "max"))
-    runs = {name: shm_ranks.run(check_algorithm, "all_reduce", name, scope, world=world) for name in names}
-    assert len({v.checksum for verdicts in runs.values() for v in verdicts}) == 1
 
 
 @on_ranks(2)
