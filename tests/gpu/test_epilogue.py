@@ -88,30 +88,6 @@ def test_tensors_may_lie_anywhere_and_outputs_take_the_place_of_inputs(comm: Com
     return found
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@on_every_rank
-def test_a_graph_holds_calls_of_epilogues(comm: Communicator, algorithm: str) -> list[Any]:
-    """Replays take new values, and calls stand right behind each other."""
-    cases = [Case(comm, epilogue, 5, 4096, torch.bfloat16) for epilogue in EPILOGUES]
-    given = [case.x.clone() for case in cases]
-    with pinned(comm, OP, algorithm):
-        for case in cases:
-            case.call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = [case.call() for case in cases]
-    found = []
-    for step in range(3):
-        for case, x in zip(cases, given, strict=True):
-            case.x.copy_(x if step else torch.zeros_like(x))
-        graph.replay()
-        torch.cuda.synchronize()
-        if step:
-            found += [case.epilogue.name for case, made in zip(cases, results, strict=True) if case.differs(made)]
-    return found
-
-
 @on_every_rank
 def test_one_rank_alone_runs_the_epilogue_on_its_own_rows(comm: Communicator) -> list[Any]:
     made = comm.split(comm.rank)

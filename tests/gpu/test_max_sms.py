@@ -112,19 +112,6 @@ def test_a_limit_or_else_the_knee_for_an_asynchronous_call_decides_on_the_curve(
     assert nccl_ranks.run(next_to_others, world=2) == [[], []]
 
 
-def by_the_shipped_plan(comm: Communicator) -> int:
-    """The multiprocessors that a large asynchronous call takes, where GPUs have pipes."""
-    x = torch.zeros(32 << 20, dtype=torch.bfloat16, device=comm.device)
-    comm.all_reduce(x, async_op=True).wait()
-    why = comm.explain("all_reduce", x.nbytes, x.dtype, async_op=True)
-    assert last_algorithm(comm) == why.algorithm
-    return why.sms if torch.cuda.get_device_capability(comm.device) >= (9, 0) else 0
-
-
-def test_by_the_shipped_plan_a_large_asynchronous_call_takes_24_multiprocessors(nccl_ranks: Ranks) -> None:
-    assert max(nccl_ranks.run(by_the_shipped_plan, world=2)) <= 24
-
-
 def disagreeing(comm: Communicator) -> str:
     """Ranks with different limits, where that makes for different blocks."""
     with fresh(comm, max_bytes=8 << 20) as own, pinned(own, "all_gather", "lsa_ll128_oneshot"):

@@ -1,6 +1,5 @@
 """Streams: calls are ordered by the library on whichever streams they are made, and Work orders the caller's."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank
-from tests.gpu.steady import Steady, first, pinned, settled, warm_up
+from tests.gpu.steady import Steady, first, pinned, warm_up
 
 SLEEP_CYCLES = 400_000_000  # 0.2 s and more
 PAUSE_CYCLES = 2_000_000
@@ -21,25 +20,6 @@ def doze(comm: Communicator, cycles: int = SLEEP_CYCLES, rank: int = 0) -> None:
     """Hold up the current stream of one rank, so that orders that are wrong show."""
     if comm.rank == rank:
         torch.cuda._sleep(cycles)
-
-
-@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_lamport_twoshot", "lsa_twoshot", "nccl_direct"])
-@on_every_rank
-def test_calls_keep_their_order_over_streams(comm: Communicator, algorithm: str) -> str:
-    """Another stream for every call and nothing between them; the ranks' streams lag differently."""
-    with pinned(comm, "all_reduce", algorithm):
-        calls = [Steady(comm, "all_reduce", 20_011) for _ in range(30)]
-        warm_up(*calls)
-        streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
-
-        def start(_: int) -> None:
-            comm.barrier()
-            for number, call in enumerate(calls):
-                with torch.cuda.stream(streams[number % 3]):
-                    doze(comm, PAUSE_CYCLES, rank=number % comm.size)
-                    call.run()
-
-        return settled(1, start, *calls)
 
 
 @pytest.mark.parametrize("where", ["default", "side"])
@@ -116,35 +96,6 @@ def test_work_tells_and_orders_what_torchs_does(comm: Communicator) -> list[str]
         "the future has the tensor": work.get_future().wait().data_ptr() == call.out.data_ptr(),
     }
     return [claim for claim, true in claims.items() if not true] + ([call.wrong(3)] if call.wrong(3) else [])
-
-
-@on_every_rank
-def test_asynchronous_calls_of_all_kinds_are_right_once_waited_for(comm: Communicator) -> str:
-    """Seven calls under way, waited for in another order."""
-    calls = {
-        name: Steady(comm, name, 5003)
-        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
-    }
-    start: dict[str, Callable[[Steady], Any]] = {
-        "all_reduce": lambda c: comm.all_reduce(c.x, out=c.out, async_op=True),
-        "all_gather": lambda c: comm.all_gather_into_tensor(c.out, c.x, async_op=True),
-        "reduce_scatter": lambda c: comm.reduce_scatter_tensor(c.out, c.x, async_op=True),
-        "all_to_all": lambda c: comm.all_to_all_single(c.out, c.x, async_op=True),
-        "broadcast": lambda c: comm.broadcast(c.x, 1, async_op=True),
-        "reduce": lambda c: comm.reduce(c.x, 1, out=c.out, async_op=True),
-    }
-    warm_up(*calls.values())
-    found = []
-    for step in range(5):
-        for call in calls.values():
-            call.load(step)
-        doze(comm, PAUSE_CYCLES, rank=step % comm.size)
-        works = [start[name](call) for name, call in calls.items()]
-        works.append(comm.barrier(async_op=True))
-        for work in reversed(works):
-            work.wait()
-        found += [call.wrong(step) for call in calls.values()]
-    return first(found)
 
 
 @on_every_rank
