@@ -132,12 +132,10 @@ OF_A_SUM = {
         total + residual, total.shape, weight.expand(total.shape), EPS
     ),
     "result in float32": lambda total, residual, weight: huggingface(total + residual, weight.float()),
-    "bias before the residual": lambda total, residual, weight: huggingface(total + weight + residual, weight),
     "residual of one row": lambda total, residual, weight: huggingface(total + residual[:1], weight),
     "scaled residual": lambda total, residual, weight: huggingface(torch.add(total, residual, alpha=2), weight),
     "transposed residual": lambda total, residual, weight: huggingface(total + residual.view(WIDTH, -1).t(), weight),
     "weight made later": lambda total, residual, weight: huggingface(total + residual, weight * weight),
-    "no weight": lambda total, residual, weight: F.rms_norm(total + residual, total.shape[-1:], None, EPS),
     "number as weight": lambda total, residual, weight: F.rms_norm(total + residual, total.shape[-1:], None, EPS) * 3,
     "number as residual": lambda total, residual, weight: huggingface(total + 3, weight),
 }
@@ -173,12 +171,8 @@ def another_collective_between(comm, x, residual, weight):
     return huggingface(total + comm.broadcast(residual * 3, 0), weight)
 
 
-def another_reduction(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x * 2, "max") + residual, weight)
-
-
 KEPT = [*OF_A_SUM, in_float64, in_float64_with_statistics_in_float32, large_rows, weight_of_another_type]
-KEPT += [weight_of_every_element, another_collective_between, another_reduction]
+KEPT += [weight_of_every_element, another_collective_between]
 
 
 @slow

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from commlib.communicator import Communicator
 from commlib.engines.custom_all_reduce import CustomAllReduce
 from commlib.tools.testing import Ranks
 from tests.on_ranks import on_ranks
+from tests.torch_backend.cases import start
 
 WORLD = 2
 
@@ -20,13 +20,8 @@ WORLD = 2
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     with Ranks(WORLD, backend="shm", timeout_s=30.0) as live:
-        live.run(join_gloo, str(tmp_path_factory.mktemp("gloo") / "store"))
+        live.run(start, str(tmp_path_factory.mktemp("gloo") / "store"), "gloo")
         yield live
-
-
-def join_gloo(comm: Communicator, path: str) -> None:
-    store = dist.FileStore(path, comm.size)
-    dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size, timeout=timedelta(seconds=30))
 
 
 def calls() -> CustomAllReduce:

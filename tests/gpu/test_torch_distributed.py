@@ -1,6 +1,5 @@
 """init_process_group("commlib") on GPUs: torch's results and rules of streams, graphs, batches, other backends."""
 
-import datetime
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
 from tests.gpu.conftest import GPUS
 from tests.torch_backend.cases import CASES, run_case
+from tests.torch_backend.cases import start as start_group
 from tests.torch_backend.mixtures import mix
 
 LARGE = 8 << 20  # elements: NCCL holds up a send of so many until they are received
@@ -39,11 +39,7 @@ def start(comm: Communicator, path: str, backend: str, bound: bool) -> None:
         return
     torch.cuda.set_device(comm.rank)
     torch.set_default_device("cuda")
-    timeout, store = datetime.timedelta(seconds=60), dist.FileStore(path, comm.size)
-    device = torch.device("cuda", comm.rank) if bound else None
-    dist.init_process_group(
-        backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout, device_id=device
-    )
+    start_group(comm, path, backend, device=torch.device("cuda", comm.rank) if bound else None)
 
 
 def end(comm: Communicator) -> None:
@@ -194,25 +190,6 @@ def on_the_gpu(comm: Communicator) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mixture_of_calls_gives_every_value(ranks: Ranks, seed: int) -> None:
     ranks.run(mix, seed, True)
-
-
-def waits_on_another_stream(comm: Communicator) -> None:
-    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
-        with torch.cuda.stream(stream):
-            x = torch.zeros(64)
-            dist.all_reduce(x, async_op=True).wait()
-            torch.cuda.synchronize()
-            torch.cuda._sleep(SLEEP_CYCLES)
-            work = dist.all_reduce(x.fill_(1), async_op=True)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            work.wait()
-            copied = x.clone()
-        torch.cuda.synchronize()
-        assert copied.eq(comm.size).all()
-
-
-def test_a_stream_that_waits_for_a_small_call_comes_behind_it(ranks: Ranks) -> None:
-    ranks.run(waits_on_another_stream)
 
 
 def sums_on(comm: Communicator, device: torch.device, current: int | None) -> None:

@@ -21,7 +21,7 @@ from commlib.torch_backend import communicator
 from commlib.torch_backend.engines import monitored_barrier
 from commlib.torch_backend.group import Options
 from tests.on_ranks import on_ranks
-from tests.torch_backend.cases import CASES, ON_CPUS, run_case
+from tests.torch_backend.cases import CASES, ON_CPUS, run_case, start
 from tests.torch_backend.mixtures import mix
 
 SIZE = 3
@@ -38,12 +38,6 @@ def ranks(live: Ranks, tmp_path: Path) -> Ranks:
     """Live ranks whose default process group is commlib's; after a failure they are new ones."""
     live.run(start, str(tmp_path / "store"))
     return live
-
-
-def start(comm: Communicator, path: str, timeout_s: float = 60.0) -> None:
-    if not dist.is_initialized():
-        timeout, store = datetime.timedelta(seconds=timeout_s), dist.FileStore(path, comm.size)
-        dist.init_process_group("commlib", store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated.*")
@@ -201,7 +195,7 @@ LEFT: list[Any] = []  # alive, and nobody calls it
 
 
 def goes_on(comm: Communicator, path: str, how: str) -> str:
-    start(comm, path, 1.0 if how == "late" else 60.0)
+    start(comm, path, timeout_s=1.0 if how == "late" else 60.0)
     x, group = torch.ones(4), dist.group.WORLD._get_backend(torch.device("cpu"))
     if how == "late in a part":
         group = group.split_group([0, 1, 2], timeout=datetime.timedelta(seconds=1), group_name="part")
