@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.tools.testing import Ranks
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank
 from tests.gpu.steady import Steady, first, pinned, warm_up
+from tests.on_ranks import on_ranks
 
 SLEEP_CYCLES = 400_000_000  # 0.2 s and more
 PAUSE_CYCLES = 2_000_000
@@ -138,8 +138,8 @@ def test_a_call_under_way_keeps_its_tensors(comm: Communicator) -> bool:
     return good
 
 
-def let_go(comm: Communicator) -> list[bool]:
-    """Whether calls still hold their tensors after a wait of another stream, and after one of the caller's."""
+@on_ranks(2, "nccl_ranks")
+def test_a_call_lets_go_of_its_tensors_once_the_stream_that_it_was_made_from_has_waited(comm: Communicator) -> None:
     x, found = torch.ones(5003, device=comm.device), []
     for stream in (torch.cuda.Stream(), torch.cuda.current_stream()):
         work: Any = comm.all_reduce(x, async_op=True)
@@ -147,8 +147,4 @@ def let_go(comm: Communicator) -> list[bool]:
             work.wait()
         found.append(bool(work._held))
     torch.cuda.synchronize()
-    return found
-
-
-def test_a_call_lets_go_of_its_tensors_once_the_stream_that_it_was_made_from_has_waited(nccl_ranks: Ranks) -> None:
-    assert nccl_ranks.run(let_go, world=2) == [[True, False]] * 2
+    assert found == [True, False]

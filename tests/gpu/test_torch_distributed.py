@@ -14,6 +14,7 @@ from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
 from tests.gpu.conftest import GPUS
+from tests.on_ranks import on_ranks
 from tests.torch_backend.cases import CASES, run_case
 from tests.torch_backend.cases import start as start_group
 from tests.torch_backend.mixtures import mix
@@ -52,12 +53,9 @@ def test_the_result_is_torchs(ranks: Ranks, name: str) -> None:
     ranks.run(run_case, name)
 
 
-def the_backend(comm: Communicator) -> str:
-    return communicator(device="cuda").backend
-
-
-def test_gpus_are_served_by_our_kernels(ranks: Ranks) -> None:
-    assert set(ranks.run(the_backend)) == {"nccl"}
+@on_ranks(fixture="ranks")
+def test_gpus_are_served_by_our_kernels(comm: Communicator) -> bool:
+    return communicator(device="cuda").backend == "nccl"
 
 
 def both_ways_at_once(comm: Communicator) -> None:
@@ -73,11 +71,8 @@ def both_ways_at_once(comm: Communicator) -> None:
     assert bool((y == peer).all())
 
 
-def test_a_batch_of_large_messages_both_ways_does_not_wait_for_itself(ranks: Ranks) -> None:
-    ranks.run(both_ways_at_once)
-
-
-def a_failed_batch(comm: Communicator) -> None:
+@on_ranks(fixture="ranks")
+def test_a_batch_that_was_refused_holds_up_no_large_messages_both_ways(comm: Communicator) -> None:
     if comm.rank > 1:
         return
     peer = 1 - comm.rank
@@ -88,11 +83,9 @@ def a_failed_batch(comm: Communicator) -> None:
     both_ways_at_once(comm)
 
 
-def test_a_batch_that_was_refused_leaves_nothing_behind(ranks: Ranks) -> None:
-    ranks.run(a_failed_batch)
-
-
-def waits(comm: Communicator, count: int) -> None:
+@pytest.mark.parametrize("count", [64, 1 << 20, 1 << 22])  # the last on a stream of its own
+@on_ranks(fixture="ranks")
+def test_wait_orders_the_streams(comm: Communicator, count: int) -> None:
     """The caller's stream goes on before the call; wait() orders it behind."""
     side = torch.cuda.Stream()
     for step in range(20):
@@ -110,12 +103,10 @@ def waits(comm: Communicator, count: int) -> None:
         assert bool((found == wanted).all()), step
 
 
-@pytest.mark.parametrize("count", [64, 1 << 20, 1 << 22])  # the last on a stream of its own
-def test_wait_orders_the_streams(ranks: Ranks, count: int) -> None:
-    ranks.run(waits, count)
-
-
-def captured(comm: Communicator, count: int) -> None:
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+@pytest.mark.parametrize("count", [1000, 1 << 20, 1 << 22])
+@on_ranks(fixture="ranks")
+def test_a_captured_graph_replays_the_calls(comm: Communicator, count: int) -> None:
     x, out = torch.empty(count), torch.empty(comm.size * count)
 
     def step() -> torch.Tensor:
@@ -138,12 +129,6 @@ def captured(comm: Communicator, count: int) -> None:
         graph.replay()
         wanted = 2 * value * comm.size + torch.arange(comm.size).repeat_interleave(count) + 1.0
         assert bool((result == wanted).all()), value
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated.*")
-@pytest.mark.parametrize("count", [1000, 1 << 20, 1 << 22])
-def test_a_captured_graph_replays_the_calls(ranks: Ranks, count: int) -> None:
-    ranks.run(captured, count)
 
 
 def split(comm: Communicator) -> None:
