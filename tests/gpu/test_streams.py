@@ -44,7 +44,6 @@ def test_a_call_reads_and_writes_in_the_order_of_its_stream(comm: Communicator, 
 
 @on_every_rank
 def test_calls_keep_their_order_around_a_capture(comm: Communicator) -> str:
-    """A capture lies between two calls on two streams: they keep their order all the same."""
     made = fresh(comm, patience_s=2.0)
     with pinned(made, "all_reduce", "lsa_ll_oneshot"):
         early, captured, late = (Steady(made, "all_reduce", 101) for _ in range(3))
@@ -100,7 +99,6 @@ def test_work_tells_and_orders_what_torchs_does(comm: Communicator) -> list[str]
 
 @on_every_rank
 def test_a_call_follows_the_asynchronous_one_before_it(comm: Communicator) -> str:
-    """A synchronous call follows the asynchronous one before it, though nobody waited."""
     before, after = Steady(comm, "all_reduce", 20_011), Steady(comm, "all_reduce", 20_011)
     warm_up(before, after)
     found = []

@@ -61,7 +61,6 @@ def test_a_full_arena_is_an_error_and_allocations_go_on(comm: Communicator) -> b
 
 @on_every_rank
 def test_room_is_used_again(comm: Communicator) -> bool:
-    """Tensors that are gone leave their room to the next ones."""
     made = fresh(comm, max_bytes=ARENA_BYTES)
     good = True
     for step in range(20):
