@@ -94,12 +94,6 @@ def test_a_compiled_program_computes_what_the_eager_one_does(comm, program):
     assert compiled_agrees(comm, program, drawn_for(comm, dtype)) == (True, 1), "compiled once, for all three calls"
 
 
-@pytest.mark.parametrize("program", [with_roots, with_sizes, with_norms])
-@on_ranks(2, "torch_ranks")
-def test_a_compiled_program_works_over_torch_distributed(comm, program):
-    assert compiled_agrees(comm, program, drawn_for(comm, torch.float32)) == (True, 1)
-
-
 @on_ranks(2)
 def test_a_compiled_call_comes_behind_asynchronous_ones(comm):
     works = [comm.all_reduce(torch.ones(100_000), async_op=True) for _ in range(3)]

@@ -1,6 +1,5 @@
 """max_sms: no kernel of a call has more blocks than that, and every value is right with as few as one."""
 
-import json
 import os
 from collections.abc import Callable
 from itertools import product
@@ -18,10 +17,10 @@ from commlib.errors import CommError
 from commlib.plan import Plan
 from commlib.plan.plan import HEAD
 from tests.epilogues import INT8
-from tests.gpu.commands import on_two_ranks
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank
 from tests.gpu.steady import KERNELS, Steady, capture, checked, first, pinned
+from tests.gpu.test_bench_phases import profiled
 from tests.limited import Limited
 from tests.on_ranks import on_ranks
 
@@ -152,8 +151,5 @@ def test_a_large_call_has_no_more_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, size: str
 ) -> None:
     monkeypatch.setenv(env.MAX_SMS.name, "5")
-    output = tmp_path / "comm.json"
-    words = f"bench all_reduce --phases --backend nccl --algorithms {algorithm} --sizes {size} --time 1 -o"
-    on_two_ranks("-m", "commlib", *words.split(), str(output))
-    ranks = json.loads(output.read_text(encoding="utf-8"))["ranks"]
+    ranks = profiled(tmp_path, "all_reduce", "--algorithms", algorithm, "--sizes", size)["ranks"]
     assert [rank["blocks"] for rank in ranks] == [5, 5]

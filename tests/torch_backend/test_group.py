@@ -120,23 +120,6 @@ def all_come(comm: Communicator) -> None:
 # --- groups by themselves ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["commlib", "cpu:gloo,cuda:commlib"])
-@on_ranks(fixture="ranks")
-def test_a_process_can_make_the_default_group_again(comm: Communicator, tmp_path: Path, backend: str) -> None:
-    """Two groups one after the other in one process, with a group of gloo's alive beside the first."""
-    dist.destroy_process_group()
-    for at in range(2):
-        store = dist.FileStore(str(tmp_path / f"again{at}"), comm.size)
-        dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size)
-        x, other = torch.ones(3), dist.new_group(backend="gloo" if at == 0 else "commlib")
-        dist.all_reduce(x, group=other)
-        dist.all_reduce(x)
-        assert x[0] == SIZE * SIZE
-        dist.destroy_process_group()
-        with pytest.raises(ValueError, match="has not been initialized"):
-            dist.all_reduce(x)
-
-
 @pytest.mark.slow
 @on_ranks(fixture="ranks")
 def test_a_compiled_ddp_model_trains(comm: Communicator) -> None:
