@@ -96,17 +96,15 @@ def test_a_monitored_barrier_names_who_is_missing(ranks: Ranks) -> None:
     ranks.run(all_come)
 
 
-def test_a_monitored_barrier_names_the_first_or_all() -> None:
-    for wait_all_ranks, said in ((False, "Rank 1 failed"), (True, "Ranks 1, 2 failed")):
-        with pytest.raises(CommTimeout, match=said):
-            monitored_barrier(dist.HashStore(), 0, SIZE, datetime.timedelta(seconds=0.01), wait_all_ranks)
-
-
-def test_a_monitored_barrier_ends_by_its_deadline() -> None:
-    for rank, said in ((0, "Rank 1 failed"), (1, r"Rank 1 .*: it did not come within 0\.5 s")):
+def test_a_monitored_barrier_names_the_first_or_all_that_did_not_come_by_its_deadline() -> None:
+    for rank, wait_all_ranks, said in (
+        (0, False, "Rank 1 failed"),
+        (0, True, "Ranks 1, 2 failed"),
+        (1, False, r"Rank 1 .*: it did not come within 0\.5 s"),
+    ):
         started = time.monotonic()
         with pytest.raises(CommTimeout, match=said):
-            monitored_barrier(dist.HashStore(), rank, 2, datetime.timedelta(seconds=0.5))
+            monitored_barrier(dist.HashStore(), rank, SIZE, datetime.timedelta(seconds=0.5), wait_all_ranks)
         assert time.monotonic() - started < 0.95
 
 
