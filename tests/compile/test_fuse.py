@@ -52,11 +52,11 @@ CASES = [(norm, torch.bfloat16, residual) for norm in NORMS for residual in (Tru
 CASES += [(huggingface, torch.float32, True), (gemma, torch.float16, False)]
 
 
-def every_spelling(comm, reduce, cases):
+def every_spelling(rank, reduce, cases):
     """Fuse each spelling with and without a residual; return what is wrong."""
     faults = []
     for norm, dtype, with_residual in cases:
-        x, residual = drawn(dist_rank(comm), 2, 3, WIDTH, dtype=dtype), drawn(7, 2, 3, WIDTH, dtype=dtype)
+        x, residual = drawn(rank, 2, 3, WIDTH, dtype=dtype), drawn(7, 2, 3, WIDTH, dtype=dtype)
         weight = drawn(8, WIDTH, dtype=dtype)
 
         def program(x, norm=norm, with_residual=with_residual, residual=residual, weight=weight):
@@ -71,10 +71,6 @@ def every_spelling(comm, reduce, cases):
     return faults
 
 
-def dist_rank(comm):
-    return dist.get_rank() if comm is None else comm.rank
-
-
 def in_place(x):
     dist.all_reduce(x)
     return x
@@ -83,15 +79,15 @@ def in_place(x):
 def by_group(device):
     names = dist.group.WORLD.group_name
     return [
-        *every_spelling(None, in_place, CASES[::3]),
-        *every_spelling(None, lambda x: functional.all_reduce(x, "sum", names), CASES[1::3]),
+        *every_spelling(dist.get_rank(), in_place, CASES[::3]),
+        *every_spelling(dist.get_rank(), lambda x: functional.all_reduce(x, "sum", names), CASES[1::3]),
     ]
 
 
 @slow
 @on_ranks(2)
 def test_every_spelling_of_the_norm_behind_a_communicators_all_reduce_is_fused(comm):
-    assert every_spelling(comm, comm.all_reduce, CASES) == []
+    assert every_spelling(comm.rank, comm.all_reduce, CASES) == []
 
 
 @slow

@@ -10,16 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from commlib import env
-from tests.gpu.commands import on_two_ranks
+from tests.gpu.commands import ROOT, on_two_ranks
 from tests.plugins import SAME_BITS
 
 pytest.importorskip("tvm_ffi")
-ROOT = Path(__file__).resolve().parents[2]
 ALGORITHM = "nccl_ffi_oneshot"
 
 CALLS = """
