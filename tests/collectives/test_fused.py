@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from commlib.collectives import COLLECTIVES, Call
+from commlib.collectives import COLLECTIVES
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.errors import CommError
@@ -23,19 +23,6 @@ ROWS = (0, 1, 5, 64)
 WIDTHS = (8, 136, 2880, 4096)
 FORMS: tuple[dict[str, Any], ...] = ({}, {"weight_bias": 1.0}, {"bias": True, "center": True}, {"eps": 0.1})
 QUANTS = ("fp8", "fp8_token", "fp8_group")
-
-
-@pytest.mark.parametrize(("elements", "rows", "width"), [(8, 1, 8), (2896, 1, 2896), (8192, 1, 8192), (24576, 3, 8192)])
-def test_what_is_measured_is_rows_as_models_have_them(elements: int, rows: int, width: int) -> None:
-    made: list[torch.Tensor] = []
-
-    class Takes:
-        def all_reduce_rms_norm(self, x: torch.Tensor, *_: object, **__: object) -> None:
-            made.append(x)
-
-    x = torch.zeros(elements)
-    COLLECTIVES["all_reduce_rms_norm"].invoke(Takes(), x, x, Call(0, 2, elements, x.dtype))
-    assert [each.shape for each in made] == [(rows, width)]
 
 
 def of_ranks(comm: Communicator, rows: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
