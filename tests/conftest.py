@@ -6,9 +6,11 @@ The process that only hands out tests loads this, too: what takes seconds, torch
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import commlib
+from commlib import env
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
     from commlib.tools.testing import Ranks
+    from tests.plugins import Run
 
 ARENA_BYTES = 64 << 20
 
@@ -119,3 +123,17 @@ def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with lifeline:
         yield forked.install(folder, str(folder / "socket"))
     server.join()
+
+
+@pytest.fixture(scope="session")
+def with_plugins(quick_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A command with COMMLIB_PLUGINS, where what plugins bring is compiled once for all tests."""
+    folder = str(tmp_path_factory.mktemp("cache"))
+    caches = {env.CACHE_DIR.name: folder, "TVM_FFI_CACHE_DIR": folder, "COLUMNS": "200"}
+
+    def run(plugins: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, env.PLUGINS.name: plugins, **caches, **more}
+        command = [str(quick_python) if word == "python" else word for word in ("python", *words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=environment)
+
+    return run

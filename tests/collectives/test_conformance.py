@@ -20,13 +20,11 @@ def algorithms(backend: str) -> list[tuple[str, str]]:
     return [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.backend == backend]
 
 
-def check(ranks: Ranks, world: int, name: str, algorithm: str, scope: Scope) -> None:
+def check(ranks: Ranks, world: int | None, name: str, algorithm: str, scope: Scope) -> None:
     verdicts = ranks.run(check_algorithm, name, algorithm, scope, world=world)
     assert [v.wrong for v in verdicts if v.wrong] == []
     if verdicts[0].cases == 0:
-        pytest.skip(f"{algorithm} refuses all of these on {world} ranks")
-    if name == "all_reduce" and COLLECTIVES[name].algorithm(algorithm).ordered:
-        assert len({verdict.checksum for verdict in verdicts}) == 1, "ranks hold different bits"
+        pytest.skip(f"{algorithm} refuses all of these on {world or ranks.size} ranks")
 
 
 SHORTER, LONGER = Scope((2048, 300_007)), Scope((65_537, 1_100_003), (torch.bfloat16,))  # of every size and type
@@ -64,14 +62,6 @@ def test_torch_gives_the_reference(torch_ranks: Ranks, name: str, algorithm: str
     check(torch_ranks, world, name, algorithm, few)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_all_reduce_gives_the_same_bits_with_every_algorithm(shm_ranks: Ranks, world: int) -> None:
-    names = [a.name for a in COLLECTIVES["all_reduce"].algorithms if a.backend == "shm"]
-    scope = Scope((33, 5000, 70_001), EVERY_TYPE.dtypes[:3], ("sum", "avg", "max"))
-    runs = {name: shm_ranks.run(check_algorithm, "all_reduce", name, scope, world=world) for name in names}
-    assert len({v.checksum for verdicts in runs.values() for v in verdicts}) == 1
-
-
 @on_ranks(2)
 def test_an_average_of_small_integers_does_not_wrap(comm: Communicator) -> None:
     found = []
@@ -105,7 +95,8 @@ def rows_to_each(comm: Communicator) -> bool:
     return torch.equal(now, expected) and torch.equal(later, expected)
 
 
-def equal_rows_without_splits(comm: Communicator) -> bool:
+@on_ranks(3, "each_ranks")
+def test_equal_rows_need_no_splits(comm: Communicator) -> bool:
     """Splits on one side only, rows of another width on the other, and nothing at all."""
     x = torch.full((2 * comm.size, 3), float(comm.rank))
     out = torch.empty(comm.size, 6)
@@ -134,11 +125,6 @@ def test_blocks_that_are_not_equal_need_splits(comm: Communicator) -> None:
         others = {"out_splits": [3, 2, 2], "in_splits": [3, 2, 2]} | {name: None}
         with pytest.raises(ValueError, match=f"{name} is not given and 7 rows cannot be divided into {comm.size}"):
             comm.all_to_all_single(torch.empty_like(x), x, **others)
-
-
-def test_splits_are_rows_of_each_tensor(each_ranks: Ranks) -> None:
-    for call in (rows_to_each, equal_rows_without_splits):
-        assert each_ranks.run(call, world=3) == [True] * 3
 
 
 # --- what is taken for right where order is free ----------------------------------------------------------------------

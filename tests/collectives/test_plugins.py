@@ -1,10 +1,7 @@
 """Algorithms from outside the tree: their rows join the tables, their native halves are compiled, ranks compare."""
 
 import json
-import os
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,27 +13,9 @@ from commlib.build.plugin_code import load_plugin
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.plugins import Tables, asked_for
 from commlib.errors import BuildFailed
+from tests.plugins import SAME_BITS, Run, failures, on_ranks
 
 EXTENDING = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-# float32 and bfloat16, ragged and in several chunks: bit for bit what commlib's own algorithm gives.
-SAME_BITS = """
-import torch, commlib
-from commlib.plan import Plan
-with commlib.init(backend="shm", timeout_s=60) as comm:
-    plans = [Plan.only({"all_reduce": name}, base=comm.plan) for name in ("shm_oneshot", "shm_leader")]
-    for dtype in (torch.float32, torch.bfloat16):
-        for count in (1, 1003, 300_007):
-            for _ in range(3):
-                x = torch.randn(count, generator=torch.Generator().manual_seed(comm.rank)).to(dtype)
-                given = []
-                for plan in plans:
-                    comm.use(plan)
-                    given.append(comm.all_reduce(x.clone()))
-                assert torch.equal(*given)
-    print("same bits by", comm.explain("all_reduce", 4096).algorithm)
-"""
 
 
 def rows(name: str, backend: str = "shm", more: str = "") -> str:
@@ -61,44 +40,9 @@ def leader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def with_plugins(quick_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A command with COMMLIB_PLUGINS, where plugins are compiled once for all tests."""
-    cache = str(tmp_path_factory.mktemp("cache"))
-
-    def run(plugins: str, *words: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, env.PLUGINS.name: plugins, env.CACHE_DIR.name: cache, "COLUMNS": "200"}
-        command = [str(quick_python) if word == "python" else word for word in ("python", *words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
-
-    return run
-
-
-def on_ranks(with_plugins: Run, plugins: str, script: str) -> str:
-    """Return what two ranks print."""
-    done = with_plugins(plugins, "-m", "commlib", "run", "-n", "2", "--", "python", "-c", script)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def failures(with_plugins: Run, of_rank_0: str, of_rank_1: str, kind: str) -> str:
-    """Return what two ranks print whose init() fails in the same way."""
-    script = f"""
-import os, commlib
-if os.environ["RANK"] == "1":
-    os.environ["COMMLIB_PLUGINS"] = {of_rank_1!r}
-try:
-    commlib.init(backend="shm")
-except {kind} as error:
-    print("failed:", error)
-"""
-    said = on_ranks(with_plugins, of_rank_0, script)
-    assert said.count("failed:") == 2
-    return said
-
-
 def test_a_plugin_of_shm_gives_the_bits_of_commlibs_own(with_plugins: Run, leader: Path) -> None:
-    assert on_ranks(with_plugins, str(leader), SAME_BITS).count("same bits by shm_leader") == 2
+    said = on_ranks(with_plugins, str(leader), SAME_BITS, "shm", "shm_oneshot", "shm_leader")
+    assert said.count("same bits by shm_leader") == 2, said
 
 
 def test_commands_see_a_plugin_as_any_other_row(with_plugins: Run, leader: Path, tmp_path: Path) -> None:
@@ -122,7 +66,7 @@ def test_commands_see_a_plugin_as_any_other_row(with_plugins: Run, leader: Path,
 
 
 def test_ranks_with_different_plugins_fail_together_and_say_who_has_which(with_plugins: Run, leader: Path) -> None:
-    said = failures(with_plugins, "", str(leader), "commlib.PlanMismatch")
+    said = failures(with_plugins, "", str(leader), "PlanMismatch")
     assert said.count("(rank 0: none, rank 1: leader.py with all_reduce:shm_leader, digest ") == 2
     assert said.count("start every rank with the same COMMLIB_PLUGINS") == 2
 
@@ -152,7 +96,7 @@ def test_what_is_wrong_with_a_native_half_is_said_on_all_ranks(with_plugins, tmp
     plugin = tmp_path / "mine.py"
     plugin.write_text(rows("shm_mine"))
     plugin.with_name("shm_mine.cc").write_text(code)
-    found = failures(with_plugins, str(plugin), str(plugin), f"commlib.{kind}")
+    found = failures(with_plugins, str(plugin), str(plugin), kind)
     assert all(found.count(words) >= 2 for words in said), found
 
 
@@ -228,7 +172,7 @@ with commlib.init(backend="torch", timeout_s=60) as comm:
     comm.use(Plan.only({"all_reduce": "torch_mine"}, base=comm.plan))
     assert comm.all_reduce(x).tolist() == [3.0] * 7
 """
-    lines = on_ranks(with_plugins, str(plugin), script).splitlines()
+    lines = on_ranks(with_plugins, str(plugin), "-c", script).splitlines()
     for rank in ("[0]", "[1]"):
         assert [line for line in lines if line.startswith(rank)] == [f"{rank} then", f"{rank} mine"]
 

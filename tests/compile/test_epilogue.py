@@ -86,12 +86,6 @@ def test_an_output_may_take_the_place_of_an_input(comm: Communicator) -> None:
     assert (residual == 3).all()
 
 
-@on_ranks(2)
-def test_what_an_epilogue_returns_is_one_tensor_if_it_has_one_output(comm: Communicator) -> None:
-    half = commlib.epilogue("store(out, x * 0.5f);", outputs=OUT, reference=lambda x: x * 0.5)
-    assert half(comm, torch.ones(8)).tolist() == [1.0] * 8
-
-
 # --- what ranks disagree on
 
 

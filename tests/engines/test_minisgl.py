@@ -63,6 +63,15 @@ def test_the_communicator_reduces_in_place(comm: Communicator) -> None:
         made.get_buffer()
 
 
+def run(folder: Path, *words: str) -> str:
+    """Return what Python prints, which must end well, with mini-sglang to import."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(Path(CHECKOUT, "python")), *sys.path))}
+    command = [sys.executable, *words]
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @needs_checkout
 def test_its_own_test_of_the_prefix_cache_passes_on_ours(tmp_path: Path) -> None:
     source = Path(CHECKOUT, "tests/core/test_cache_allocate.py").read_text()
@@ -70,17 +79,7 @@ def test_its_own_test_of_the_prefix_cache_passes_on_ours(tmp_path: Path) -> None
     ours = "from commlib.engines.minisgl import install_cache\n\ninstall_cache()\n"
     (tmp_path / "test_cache.py").write_text(source.replace('type="radix"', 'type="commlib"'))
     (tmp_path / "conftest.py").write_text(ours)
-    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(Path(CHECKOUT, "python")), *sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 passed" in done.stdout
+    assert "6 passed" in run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path))
 
 
 @needs_checkout
@@ -95,7 +94,4 @@ def test_its_own_tests_of_kernels_pass_on_ours(name: str, tmp_path: Path) -> Non
     source = source.replace("tp_size = 4", f"tp_size = {min(gpus, 4)}")
     script = tmp_path / name
     script.write_text(f"from commlib.engines import minisgl\n\nminisgl.install()\n{source}")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(Path(CHECKOUT, "python")), *sys.path))}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(tmp_path, str(script))

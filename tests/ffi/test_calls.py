@@ -1,7 +1,7 @@
 """commlib's calls through tvm-ffi: the same bits as our own, from Python and from C++, and clear errors."""
 
 import subprocess
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,50 +45,28 @@ def test_nothing_imports_tvm_ffi_by_itself(quick_python: Path) -> None:
     subprocess.run([str(quick_python), "-c", code], check=True, timeout=60)
 
 
-Call = Callable[[torch.Tensor], object]
-
-
-def pairs(comm: commlib.Communicator, mod: Any, x: torch.Tensor) -> dict[str, tuple[Call, Call, torch.Tensor]]:
-    """Our call and the one through tvm-ffi, which write to a tensor, and what that is like."""
-    import commlib.ffi
-
-    handle, one, wide = commlib.ffi.handle(comm), x[: len(x) // comm.size].clone(), torch.zeros_like(x)
-    return {
-        "all_reduce": (
-            lambda out: comm.all_reduce(x, "sum", out),
-            lambda out: mod.all_reduce(handle, x, "sum", out),
-            wide,
-        ),
-        "in place": (comm.all_reduce, lambda out: mod.all_reduce(handle, out), x),
-        "all_gather": (
-            lambda out: comm.all_gather_into_tensor(out, one),
-            lambda out: mod.all_gather(handle, out, one),
-            wide,
-        ),
-        "reduce_scatter": (
-            lambda out: comm.reduce_scatter_tensor(out, x, "max"),
-            lambda out: mod.reduce_scatter(handle, out, x, "max"),
-            one,
-        ),
-        "all_to_all": (lambda out: comm.all_to_all_single(out, x), lambda out: mod.all_to_all(handle, out, x), wide),
-        "broadcast": (lambda out: comm.broadcast(out, 1), lambda out: mod.broadcast(handle, out, 1), x),
-    }
-
-
 @on_ranks(3)
 def test_collectives_give_the_same_bits(comm: commlib.Communicator) -> None:
     import commlib.ffi
 
     mod, handle, n, rank = loaded(), commlib.ffi.handle(comm), comm.size, comm.rank
     sizes = [3 * r + 1 for r in range(n)]
-    for dtype in (torch.float32, torch.bfloat16):
-        for count in (1, 1003, 30_001):
-            x = torch.randn(n * count, generator=torch.Generator().manual_seed(rank)).to(dtype)
-            for name, (ours, theirs, like) in pairs(comm, mod, x).items():
-                a, b = like.clone(), like.clone()
-                ours(a)
-                theirs(b)
-                assert torch.equal(a, b), name
+    for dtype, count in product((torch.float32, torch.bfloat16), (1, 1003, 30_001)):
+        x = torch.randn(n * count, generator=torch.Generator().manual_seed(rank)).to(dtype)
+        one, whole, changed, told = x[:count].clone(), torch.zeros_like(x), x.clone(), x.clone()
+        part = torch.zeros_like(one)
+        mod.all_reduce(handle, x, "sum", whole)
+        mod.all_reduce(handle, changed)
+        assert torch.equal(whole, comm.all_reduce(x, out=torch.empty_like(x)))
+        assert torch.equal(changed, whole)
+        mod.all_gather(handle, whole, one)
+        assert torch.equal(whole, comm.all_gather_into_tensor(torch.empty_like(x), one))
+        mod.reduce_scatter(handle, part, x, "max")
+        assert torch.equal(part, comm.reduce_scatter_tensor(torch.empty_like(one), x, "max"))
+        mod.all_to_all(handle, whole, x)
+        assert torch.equal(whole, comm.all_to_all_single(torch.empty_like(x), x))
+        mod.broadcast(handle, told, 1)
+        assert torch.equal(told, comm.broadcast(x.clone(), 1))
     mine = torch.full((sizes[rank],), float(rank))
     gathered = torch.empty(sum(sizes))
     mod.all_gatherv(handle, gathered, mine, sizes)
@@ -126,15 +104,11 @@ def test_bad_arguments_are_refused_before_anything_starts(comm: commlib.Communic
     x = torch.ones(4)
     for kind, said, call in (
         (ValueError, "x is not contiguous", lambda: mod.all_reduce(handle, x[::2])),
-        (ValueError, "out is float64, but x is float32", lambda: mod.all_reduce(handle, x, "sum", x.double())),
         (ValueError, "unknown reduction 'mean'", lambda: mod.all_reduce(handle, x, "mean")),
-        (ValueError, "x and out overlap", lambda: mod.all_reduce(handle, x[:3], "sum", x[1:])),
-        (ValueError, "src=5 is not a rank", lambda: mod.broadcast(handle, x, 5)),
         (ValueError, "handle 999 is of no communicator", lambda: mod.all_reduce(999, x)),
         (TypeError, "x is not there", lambda: mod.all_reduce(handle)),
         (TypeError, "must be a tensor", lambda: mod.all_reduce(handle, 3)),
         (TypeError, "takes 4 arguments", lambda: mod.all_reduce(handle, x, "sum", x, 0, 1)),
-        (TypeError, "x is not there", lambda: mod.broadcast(handle)),
         (ValueError, "ids is neither", lambda: mod.index(x.view(2, 2), x.view(2, 2), x, 0, -1, "zero")),
         (ValueError, "a must be int32 or int64", lambda: mod.prefix_match(x, x.long(), 1)),
     ):

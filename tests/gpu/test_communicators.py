@@ -48,62 +48,14 @@ def test_two_communicators_work_at_once_in_any_order(comm: Communicator, overlap
     return wrong
 
 
-@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("counts", [(33, 5003), (LARGE, LARGE)], ids=str)
 @on_every_rank
-def test_streams_full_of_calls_do_not_hold_each_other_up(comm: Communicator, in_graphs: bool) -> str:
-    """Each stream has fifty calls under way, in the order that all ranks share."""
-    made = [comm, *split_twice(comm, False)]
-    calls = [Steady(part, "all_reduce", count) for part, count in zip(made, (33, 5003, 1001), strict=True)]
-    streams = [torch.cuda.Stream() for _ in calls]
-    warm_up(*calls)
-    runs: list[Callable[[], None]] = [capture(call).replay for call in calls] if in_graphs else [c.run for c in calls]
-
-    def start(step: int) -> None:
-        for _ in range(50):
-            for stream, run in zip(streams, runs, strict=True):
-                with torch.cuda.stream(stream):
-                    run()
-
-    wrong = settled(3, start, *calls)
-    leave(made[1:])
-    return wrong
-
-
-@on_every_rank
-def test_one_graph_runs_two_communicators_side_by_side(comm: Communicator) -> str:
-    """Calls of different communicators need no order: a graph may run them side by side."""
+def test_one_graph_runs_two_communicators_side_by_side(comm: Communicator, counts: tuple[int, int]) -> str:
+    """Calls of different communicators need no order, also where their kernels fill the GPU, which is late to one."""
     made = split_twice(comm, False)
-    calls = [Steady(part, "all_reduce", count) for part, count in zip(made, (33, 5003), strict=True)]
+    calls = [Steady(part, "all_reduce", count) for part, count in zip(made, counts, strict=True)]
     warm_up(*calls)
-    wrong = checked(ROUNDS, capture_on_branches(calls).replay, *calls)
-    leave(made)
-    return wrong
-
-
-@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
-@on_every_rank
-def test_large_calls_of_two_communicators_do_not_keep_each_other_out(comm: Communicator, in_graphs: bool) -> str:
-    """Two communicators, two streams, tensors whose kernels fill the GPU: once these kept each other out for ever.
-
-    Each rank's GPU comes late to another of the two, so that without an order each would start with another one.
-    """
-    made = split_twice(comm, False)
-    calls = [Steady(part, "all_reduce", LARGE) for part in made]
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    warm_up(*calls)
-    graph = capture_on_branches(calls, comm.rank % 2) if in_graphs else None
-
-    def start(step: int) -> None:
-        for _ in range(100):
-            if graph is not None:
-                graph.replay()
-                continue
-            for at, (stream, call) in enumerate(zip(streams, calls, strict=True)):
-                with torch.cuda.stream(stream):
-                    come_late(at == comm.rank % 2)
-                    call.run()
-
-    wrong = settled(3, start, *calls)
+    wrong = checked(ROUNDS, capture_on_branches(calls, comm.rank % 2).replay, *calls)
     leave(made)
     return wrong
 
@@ -140,7 +92,7 @@ def come_late(late: bool) -> None:
         torch.cuda._sleep(400_000)  # cycles: 0.2 ms
 
 
-def capture_on_branches(calls: list[Steady], late: int | None = None) -> torch.cuda.CUDAGraph:
+def capture_on_branches(calls: list[Steady], late: int) -> torch.cuda.CUDAGraph:
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph):
         main = torch.cuda.current_stream()

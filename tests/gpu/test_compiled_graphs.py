@@ -16,6 +16,8 @@ from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
 from tests.epilogues import INT8, RMS_NORM, SCALED
 from tests.fused import fused
+from tests.gpu.on_ranks import on_every_rank
+from tests.on_ranks import on_ranks
 from tests.programs.launched import launched
 
 Tensors = tuple[torch.Tensor, ...]
@@ -83,8 +85,8 @@ def by_group(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tenso
 
 def reduce_overhead(
     comm: Communicator, program: Callable[..., Tensors], shape: tuple[int, ...], dtype: torch.dtype, fuse: bool = False
-) -> tuple[list[bool], int, int, list[int]]:
-    """Call it six times, of which two warm up and capture; return what agrees, graphs, what was skipped, and fused."""
+) -> list[int]:
+    """Call it six times, of which two warm up and capture, and compare; return how many calls were fused."""
     import torch._dynamo
     from torch._dynamo.utils import counters
 
@@ -93,7 +95,7 @@ def reduce_overhead(
     backend: Any = commlib.inductor if fuse else "inductor"
     graph = torch.compile(program, fullgraph=True, backend=backend, mode="reduce-overhead")
     off = 8 * torch.finfo(dtype).eps if fuse else 0.0  # twice, the model rounds where the call does not
-    agree, counts = [], []
+    counts = []
     weight, row = torch.full(shape[-1:], 2.0, dtype=dtype, device=comm.device), torch.arange(shape[-1]) % 5
     real = fusion.fuse
     with torch.no_grad(), mock.patch.object(fusion, "fuse", lambda given: counts.append(real(given))):
@@ -102,12 +104,13 @@ def reduce_overhead(
             torch.compiler.cudagraph_mark_step_begin()
             found = [value.clone() for value in graph(comm, x, weight)]
             expected = program(comm, x, weight)
-            agree += [torch.allclose(a, b, rtol=off, atol=off) for a, b in zip(found, expected, strict=True)]
+            assert all(torch.allclose(a, b, rtol=off, atol=off) for a, b in zip(found, expected, strict=True)), step
     torch.cuda.synchronize()
     comm.check()
-    skipped, graphs = counters["inductor"]["cudagraph_skips"], counters["stats"]["unique_graphs"]
+    assert counters["inductor"]["cudagraph_skips"] == 0, "everything was captured"
+    assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()  # and with it CUDA graphs that hold calls of NCCL's
-    return agree, graphs, skipped, counts
+    return counts
 
 
 CASES: tuple[Any, ...] = (
@@ -120,16 +123,14 @@ CASES: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize(("program", "shape", "dtype"), CASES)
+@on_every_rank
 def test_reduce_overhead_captures_collectives(
-    nccl_ranks: Ranks, program: Callable[..., Tensors], shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    for agree, graphs, skipped, _ in nccl_ranks.run(reduce_overhead, program, shape, dtype):
-        assert all(agree)
-        assert graphs == 1
-        assert skipped == 0, "everything was captured"
+    comm: Communicator, program: Callable[..., Tensors], shape: tuple[int, ...], dtype: torch.dtype
+) -> list[int]:
+    return reduce_overhead(comm, program, shape, dtype)
 
 
-def in_group(device: torch.device) -> tuple[list[bool], int, int, list[int]]:
+def in_group(device: torch.device) -> list[int]:
     with torch._inductor.config.patch(force_disable_caches=True):  # a graph from the disk has been fused before
         return reduce_overhead(communicator(None, "cuda"), by_group, (3, 4096), torch.bfloat16, fuse=True)
 
@@ -137,19 +138,15 @@ def in_group(device: torch.device) -> tuple[list[bool], int, int, list[int]]:
 def test_reduce_overhead_captures_calls_that_the_pass_has_fused(nccl_ranks: Ranks) -> None:
     found = nccl_ranks.run(reduce_overhead, by_communicator, (3, 4096), torch.bfloat16, True)
     found += nccl_ranks.run(reduce_overhead, by_limited_calls, (3, 4096), torch.bfloat16, True)
-    for agree, graphs, skipped, counts in found + nccl_ranks.run(launched, in_group, "commlib"):
-        assert all(agree)
-        assert (graphs, skipped, counts) == (1, 0, [2])
+    found += nccl_ranks.run(launched, in_group, "commlib")
+    assert found == [[2]] * len(found)
 
 
+@on_ranks(2, "nccl_ranks")
 @torch.no_grad()
-def without_inductor(comm: Communicator) -> tuple[int, bool]:
+def test_torchs_own_norm_is_fused_where_nothing_takes_it_apart(comm: Communicator) -> None:
     x = (torch.arange(3 * 4096, device=comm.device) % 5 + comm.rank).float().view(3, 4096)
     args = comm, x, torch.linspace(0.5, 1.5, 4096, device=comm.device)
     values, count, *_ = fused(by_communicator, *args)
-    pairs = zip(values, by_communicator(*args), strict=True)
-    return count, all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in pairs)
-
-
-def test_torchs_own_norm_is_fused_where_nothing_takes_it_apart(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(without_inductor, world=2)) == {(2, True)}
+    assert count == 2
+    torch.testing.assert_close(values, by_communicator(*args), rtol=1e-5, atol=1e-5)

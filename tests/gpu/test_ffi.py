@@ -10,15 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from commlib import env
-from tests.gpu.commands import on_two_ranks
+from tests.gpu.commands import ROOT, on_two_ranks
+from tests.plugins import SAME_BITS
 
 pytest.importorskip("tvm_ffi")
-ROOT = Path(__file__).resolve().parents[2]
 ALGORITHM = "nccl_ffi_oneshot"
 
 CALLS = """
@@ -59,36 +58,6 @@ with commlib.init(backend="nccl", timeout_s=60) as comm:
     mod.store(cache, None, torch.tensor([5, 0, 8], device=comm.device), k[:, :32], k[:, 32:])
     comm.barrier()
     print("the same bits")
-"""
-SAME_BITS = """
-import torch, commlib
-from commlib.plan import Plan
-with commlib.init(backend="nccl", timeout_s=60) as comm:
-    plans = [Plan.only({"all_reduce": name}, base=comm.plan) for name in ("lsa_ll_oneshot", "nccl_ffi_oneshot")]
-    for dtype in (torch.float32, torch.bfloat16):
-        for count in (1, 8, 1003, 4096, 100_007, 1 << 20, 3_000_001):
-            for shift in (0, 1):  # in elements: rank 1 is not aligned
-                whole = torch.zeros(count + 1, device=comm.device, dtype=dtype)
-                x = whole[shift * comm.rank :][:count]
-                x.copy_(torch.randn(count, generator=torch.Generator().manual_seed(comm.rank)))
-                comm.use(plans[0])
-                wanted = comm.all_reduce(x, out=torch.empty_like(x))
-                comm.use(plans[1])
-                for _ in range(3):
-                    assert torch.equal(comm.all_reduce(x, out=torch.empty_like(x)), wanted), (dtype, count, shift)
-                graph, out = torch.cuda.CUDAGraph(), torch.zeros_like(x)
-                with torch.cuda.graph(graph):
-                    comm.all_reduce(x, out=out)
-                    comm.all_reduce(x, out=out)
-                for _ in range(5):  # replays and calls continue each other
-                    out.zero_()
-                    graph.replay()
-                    assert torch.equal(out, wanted), ("graph", dtype, count, shift)
-                    assert torch.equal(comm.all_reduce(x, out=torch.empty_like(x)), wanted)
-                assert torch.equal(comm.all_reduce(x), wanted)
-    torch.cuda.synchronize()
-    comm.check()
-    print("same bits by", comm.explain("all_reduce", 4096).algorithm)
 """
 # Two ranks that nobody watches over: rank 0 prints what the fault of rank 1 is to it, and when.
 FAULT = """
@@ -138,7 +107,8 @@ def test_calls_give_the_same_bits_on_any_stream_and_in_graphs() -> None:
 
 
 def test_the_example_gives_the_bits_of_commlibs_own_in_calls_and_replays() -> None:
-    assert on_two_ranks("-c", SAME_BITS).count(f"same bits by {ALGORITHM}") == 2
+    said = on_two_ranks(SAME_BITS, "nccl", "lsa_ll_oneshot", ALGORITHM)
+    assert said.count(f"same bits by {ALGORITHM}") == 2
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,6 @@ def test_every_form_and_quantisation_has_the_bits_of_the_reference(comm: Communi
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @on_every_rank
 def test_a_rows_bits_depend_on_that_row_alone(comm: Communicator, algorithm: str) -> list[str]:
-    """A row has the bits that it has alone, whatever stands beside it."""
     found = []
     with pinned(comm, OP, algorithm):
         for width in WIDTHS:

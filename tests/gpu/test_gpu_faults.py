@@ -21,7 +21,6 @@ from tests.gpu.faults import NOTICE_S, PATIENCE_S, error_of, finish, together
 from tests.gpu.fresh import fresh
 from tests.gpu.steady import pinned
 
-CLOSED = "this communicator is closed; call commlib.init() for a new one"
 # Few blocks: the tensor goes in many rounds, and a late rank comes into the middle of them.
 BLOCKS, COUNT = 4, 1_000_001
 
@@ -41,10 +40,6 @@ def repeat(comm: Communicator, algorithm: str, runs_ahead: bool, times: int = 1 
             comm.all_reduce(x)
             if not runs_ahead:
                 torch.cuda.synchronize()
-
-
-def still_works(comm: Communicator) -> float:
-    return float(comm.all_reduce(torch.ones(1, device=comm.device)))
 
 
 def disagree(comm: Communicator, how: str) -> str:
@@ -96,34 +91,6 @@ def by(comm: Communicator, algorithm: str, x: torch.Tensor, op: str = "sum") -> 
         plan_text(Plan.only({"all_reduce": algorithm}, base=comm.plan).rules_of(comm.size), "nccl")
     )
     comm.all_reduce(x, op)
-
-
-def start_again(comm: Communicator) -> tuple[list[str], float, float, float]:
-    """After an error: close, what the closed one says, and another one in the same process."""
-    broken = fresh(comm, patience_s=PATIENCE_S)
-    x = torch.ones(64, device=comm.device)
-    broken.all_reduce(x)
-    torch.cuda.synchronize()
-    comm.barrier()
-    if broken.rank == 0:
-        broken.all_reduce(x)
-    heard = [finish(broken)]
-    comm.barrier()
-    start = time.monotonic()
-    broken.close()
-    broken.close()
-    spent = time.monotonic() - start
-    heard += [
-        error_of(lambda: broken.all_reduce(x)),
-        error_of(broken.barrier),
-        error_of(broken.check),
-        error_of(lambda: broken.empty(10)),
-        error_of(lambda: broken.all_gather_object(1)),
-    ]
-    made = fresh(comm)
-    value = float(made.all_reduce(torch.full((70_001,), made.rank + 1.0, device=comm.device))[70_000])
-    made.close()
-    return heard, spent, value, still_works(comm)
 
 
 def leave_early(comm: Communicator) -> tuple[str, float]:
@@ -185,14 +152,6 @@ def test_a_late_rank_is_named_and_gets_no_wrong_value_unnoticed(mortal: Ranks, n
     assert all(spent < 3 * PATIENCE_S for _, _, spent in (*others, late))
 
 
-def test_a_late_rank_is_named_in_a_replayed_graph_too(mortal: Ranks) -> None:
-    run = partial(faults.come_late, in_graph=True, again=5, blocks=BLOCKS)
-    *others, _ = mortal.run(run, "all_reduce", "lsa_ll128_oneshot", COUNT)
-    what = f"all_reduce float32 sum by lsa_ll128_oneshot of {4 * COUNT} bytes (call 3)"
-    faults.assert_late_rank_is_named(others, what)
-    assert all(heard[1:] == [heard[0]] * 2 for heard, _, _ in others)
-
-
 WITHOUT_FLAGS = ("dtype without flags", "size without flags", "large size without flags")
 WITHIN_A_KERNEL = ("dtype", "size", "large size", *WITHOUT_FLAGS)
 
@@ -213,15 +172,6 @@ def test_a_disagreement_is_an_error_that_names_both_sides(mortal: Ranks, how: st
 @pytest.mark.parametrize("algorithm", ["lsa_ll128_oneshot", "lsa_lamport_oneshot", "lsa_twoshot", "nccl_direct"])
 def test_an_abort_on_one_rank_ends_the_others(mortal: Ranks, algorithm: str) -> None:
     faults.assert_all_hear_of_the_abort(mortal.run(faults.abort_while_others_wait, "all_reduce", algorithm, COUNT))
-
-
-def test_after_an_error_a_new_communicator_works_in_the_same_process(mortal: Ranks) -> None:
-    for rank, (heard, spent, value, still) in enumerate(mortal.run(start_again)):
-        assert heard[0].startswith("CommTimeout: rank 0: ") == (rank == 0)
-        assert heard[1:] == [f"Closed: {CLOSED}"] * 5
-        assert spent < 15
-        assert value == mortal.size * (mortal.size + 1) / 2
-        assert still == mortal.size
 
 
 def test_a_rank_that_closes_early_is_named(mortal: Ranks) -> None:

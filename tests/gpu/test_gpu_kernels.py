@@ -299,14 +299,6 @@ def test_raise_is_refused_in_a_capture():
             index(table, ids, out_of_range="raise")
 
 
-def test_tensors_of_two_places_are_refused():
-    table, ids = torch.ones(10, 64, device=DEVICE), torch.tensor([1])
-    with pytest.raises(ValueError, match="ids is on cpu, another on cuda:0; move them to one"):
-        index(table, ids)
-    with pytest.raises(ValueError, match="pass capacity"):
-        metadata(torch.ones(4, device=DEVICE, dtype=torch.int32), torch.ones(4, device=DEVICE, dtype=torch.int32), 8)
-
-
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_they_run_where_the_tensors_are():
     table = random_of(torch.uint8, (ROWS, 512), 0)

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from commlib.communicator import Communicator
-from commlib.plan import Plan
 from commlib.tools.testing import Ranks
 from tests.gpu.on_ranks import on_every_rank
-from tests.gpu.steady import ALGORITHMS, Steady, capture, checked, first, pinned, take_turns, warm_up
+from tests.gpu.steady import ALGORITHMS, Steady, capture, checked, pinned, take_turns, warm_up
 
 REPLAYS, CAPTURES = 20, 6000
 BY_THE_PLAN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -90,86 +89,6 @@ def test_calls_on_both_branches_of_a_capture_are_kept_in_order(comm: Communicato
     return checked(REPLAYS, graph.replay, *calls)
 
 
-@on_every_rank
-def test_asynchronous_calls_can_be_captured(comm: Communicator) -> str:
-    calls = [Steady(comm, "all_reduce", count) for count in (33, 70_001)]
-    warm_up(*calls)
-    doubled = torch.empty_like(calls[1].out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        works = [comm.all_reduce(call.x, out=call.out, async_op=True) for call in calls]
-        for work in works:
-            work.wait()
-        torch.mul(calls[1].out, 2, out=doubled)
-    found = []
-    for step in range(REPLAYS):
-        found.append(checked(1, graph.replay, *calls, begin=step))
-        found.append("" if torch.equal(doubled, 2 * calls[1].out) else f"step {step}: read before it was written")
-    return first(found)
-
-
-@on_every_rank
-def test_a_thousand_calls_in_one_graph_are_all_right(comm: Communicator) -> str:
-    """Eight inputs in turns, an output of its own for each call."""
-    inputs = torch.empty(8, 16, device=comm.device)
-    outs = torch.empty(1000, 16, device=comm.device)
-
-    def run() -> None:
-        for i in range(1000):
-            comm.all_reduce(inputs[i % 8], out=outs[i])
-
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    rows = torch.arange(8.0, device=comm.device).view(8, 1)
-    total = comm.size * (comm.size - 1) // 2
-    found = []
-    for step in range(5):
-        inputs.copy_((rows + 10 * comm.rank + 100 * step).expand(8, 16))
-        outs.fill_(-1)
-        graph.replay()
-        expected = (rows + 100 * step) * comm.size + 10 * total
-        bad = (outs != expected.repeat(125, 16)).any(dim=1).nonzero().view(-1).tolist()
-        found.append(f"step {step}: calls {bad[:5]} of {len(bad)} are wrong" if bad else "")
-    return first(found)
-
-
-@on_every_rank
-def test_a_graph_replays_after_any_number_of_calls(comm: Communicator) -> str:
-    """Slots and numbers have moved on by any number when the graph comes again."""
-    calls = [Steady(comm, "all_reduce", count) for count in (33, 20_011, 3_000_001)]
-    others = [Steady(comm, name, 501) for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")]
-    warm_up(*calls, *others)
-    graph = capture(*calls)
-    found = []
-    for step, between in enumerate((1, 2, 3, 7, 100, 255)):
-        for call in others:
-            call.load(step)
-        for i in range(between):
-            others[i % 4].run()
-        found.append(checked(1, graph.replay, *calls, begin=step))
-    return first(found)
-
-
-def by_mode(comm: Communicator) -> tuple[str, list[str]]:
-    before = comm.plan
-    rules = [
-        {"op": "all_reduce", "mode": mode, "ranges": [{"max_bytes": None, "algorithm": algorithm}]}
-        for mode, algorithm in (("eager", "lsa_ll_oneshot"), ("graph", "lsa_ll128_twoshot"))
-    ]
-    comm.use(Plan({**before.document, "rules": rules + before.document["rules"]}, "a plan with modes"))
-    chosen = [comm.explain("all_reduce", 80_000, mode=mode).algorithm for mode in ("eager", "graph")]
-    call = Steady(comm, "all_reduce", 20_011)
-    warm_up(call)
-    found = [call.wrong(0)]
-    graph = capture(call)
-    for step in range(REPLAYS):
-        found += [checked(1, graph.replay, call, begin=step), checked(1, call.run, call, begin=step + 1)]
-    comm.use(before)
-    return first(found), chosen
-
-
 def wait_in_a_replay(comm: Communicator, algorithm: str, delay_s: float) -> float:
     """How long a replayed barrier holds this rank's GPU, when rank 0 comes late."""
     with pinned(comm, "barrier", algorithm):
@@ -186,12 +105,6 @@ def wait_in_a_replay(comm: Communicator, algorithm: str, delay_s: float) -> floa
     graph.replay()
     torch.cuda.synchronize()
     return time.monotonic() - start
-
-
-def test_a_rule_may_be_for_graphs_alone(nccl_ranks: Ranks) -> None:
-    for wrong, chosen in nccl_ranks.run(by_mode):
-        assert wrong == ""
-        assert chosen == ["lsa_ll_oneshot", "lsa_ll128_twoshot"]
 
 
 @pytest.mark.parametrize("algorithm", ["lsa_ll_exchange", "nccl_direct"])

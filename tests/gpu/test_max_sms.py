@@ -1,6 +1,5 @@
 """max_sms: no kernel of a call has more blocks than that, and every value is right with as few as one."""
 
-import json
 import os
 from collections.abc import Callable
 from itertools import product
@@ -17,13 +16,13 @@ from commlib.debug.record import records_of
 from commlib.errors import CommError
 from commlib.plan import Plan
 from commlib.plan.plan import HEAD
-from commlib.tools.testing import Ranks
 from tests.epilogues import INT8
-from tests.gpu.commands import on_two_ranks
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank
 from tests.gpu.steady import KERNELS, Steady, capture, checked, first, pinned
+from tests.gpu.test_bench_phases import profiled
 from tests.limited import Limited
+from tests.on_ranks import on_ranks
 
 COUNTS = (1, 5003, 1 << 20)
 
@@ -67,7 +66,8 @@ def last_algorithm(comm: Communicator) -> str:
     return slot.calls[slot.entered].algorithm
 
 
-def next_to_others(comm: Communicator) -> list[str]:
+@on_ranks(2, "nccl_ranks")
+def test_a_limit_or_else_the_knee_for_an_asynchronous_call_decides_on_the_curve(comm: Communicator) -> list[str]:
     """What is wrong with calls on a curve, eager and in a graph: values, what ran, and what explain says of it."""
     curve = [
         {"sms": 8, "algorithm": "lsa_oneshot", "params": {"blocks": 8}, "slower": 0.2},
@@ -108,46 +108,23 @@ def next_to_others(comm: Communicator) -> list[str]:
     return [text for text in found if text]
 
 
-def test_a_limit_or_else_the_knee_for_an_asynchronous_call_decides_on_the_curve(nccl_ranks: Ranks) -> None:
-    assert nccl_ranks.run(next_to_others, world=2) == [[], []]
-
-
-def by_the_shipped_plan(comm: Communicator) -> int:
-    """The multiprocessors that a large asynchronous call takes, where GPUs have pipes."""
-    x = torch.zeros(32 << 20, dtype=torch.bfloat16, device=comm.device)
-    comm.all_reduce(x, async_op=True).wait()
-    why = comm.explain("all_reduce", x.nbytes, x.dtype, async_op=True)
-    assert last_algorithm(comm) == why.algorithm
-    return why.sms if torch.cuda.get_device_capability(comm.device) >= (9, 0) else 0
-
-
-def test_by_the_shipped_plan_a_large_asynchronous_call_takes_24_multiprocessors(nccl_ranks: Ranks) -> None:
-    assert max(nccl_ranks.run(by_the_shipped_plan, world=2)) <= 24
-
-
-def disagreeing(comm: Communicator) -> str:
-    """Ranks with different limits, where that makes for different blocks."""
+@on_ranks(2, "nccl_ranks")
+def test_ranks_with_different_limits_are_told_so(comm: Communicator) -> None:
+    """Where these make for different blocks."""
     with fresh(comm, max_bytes=8 << 20) as own, pinned(own, "all_gather", "lsa_ll128_oneshot"):
         x = torch.ones(1 << 18, device=own.device)
         out = torch.empty(own.size << 18, device=own.device)
         own.all_gather_into_tensor(out, x, max_sms=8)
         own.barrier()
-        try:
+        with pytest.raises(CommError, match=r"ranks disagree.*dtype, size and max_sms on every rank"):
             own.all_gather_into_tensor(out, x, max_sms=4 + own.rank)
             own.barrier()
-        except CommError as error:
-            return str(error)
-    return "nothing"
 
 
-def test_ranks_with_different_limits_are_told_so(nccl_ranks: Ranks) -> None:
-    for said in nccl_ranks.run(disagreeing, world=2):
-        assert "ranks disagree" in said
-        assert "make the same calls with the same plan, dtype, size and max_sms on every rank" in said
-
-
-def only_nccl(comm: Communicator, compiled: bool) -> list[str]:
-    """What is said to a gather, a norm and an epilogue where NCCL carries what travels."""
+@pytest.mark.parametrize("compiled", [False, True])
+@on_ranks(2, "nccl_ranks")
+def test_a_call_that_is_nccls_alone_is_refused(comm: Communicator, compiled: bool) -> None:
+    """A gather, a norm and an epilogue where NCCL carries what travels."""
     import torch._dynamo
 
     ops = {"all_gather": "nccl_direct", "all_reduce": "nccl_direct", "all_reduce_rms_norm": "nccl_composed"}
@@ -158,25 +135,15 @@ def only_nccl(comm: Communicator, compiled: bool) -> list[str]:
         lambda: comm.all_reduce_rms_norm(x.clone(), None, x, max_sms=4),
         lambda: INT8(comm, x, max_sms=4),
     )
-    said = []
     comm.use(Plan({**HEAD, "rules": rules}, "NCCL alone"))
     try:
-        for call in calls:
+        for call, carried in zip(calls, ("all_gather", "all_reduce", "all_reduce"), strict=True):
             torch._dynamo.reset()
-            with pytest.raises(ValueError, match="which needs 32 multiprocessors") as raised:
+            told = rf"max_sms is 4, but {carried} runs nccl_direct here.*needs 32.*commlib.init\(max_sms=4\)"
+            with pytest.raises(ValueError, match=told):
                 (torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call)()
-            said.append(str(raised.value))
     finally:
         comm.use(before)
-    return said
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_call_that_is_nccls_alone_is_refused(nccl_ranks: Ranks, compiled: bool) -> None:
-    for said in nccl_ranks.run(only_nccl, compiled):
-        for text, carried in zip(said, ("all_gather", "all_reduce", "all_reduce"), strict=True):
-            assert text.startswith(f"max_sms is 4, but {carried} runs nccl_direct here")
-            assert "commlib.init(max_sms=4)" in text
 
 
 @pytest.mark.parametrize(("algorithm", "size"), [("lsa_ll128_oneshot", "256K"), ("lsa_twoshot", "16M")])
@@ -184,8 +151,5 @@ def test_a_large_call_has_no_more_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, size: str
 ) -> None:
     monkeypatch.setenv(env.MAX_SMS.name, "5")
-    output = tmp_path / "comm.json"
-    words = f"bench all_reduce --phases --backend nccl --algorithms {algorithm} --sizes {size} --time 1 -o"
-    on_two_ranks("-m", "commlib", *words.split(), str(output))
-    ranks = json.loads(output.read_text(encoding="utf-8"))["ranks"]
+    ranks = profiled(tmp_path, "all_reduce", "--algorithms", algorithm, "--sizes", size)["ranks"]
     assert [rank["blocks"] for rank in ranks] == [5, 5]

@@ -1,7 +1,6 @@
 """Memory: tensors of any place, size and alignment; the arena's own; and nothing left behind by communicators."""
 
 import gc
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from commlib.tools.testing import Ranks
 from tests.gpu.faults import error_of
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank
-from tests.gpu.steady import ALGORITHMS, KERNELS, Steady, capture, checked, first, pinned, warm_up
+from tests.gpu.steady import KERNELS, Steady, capture, checked, first, pinned, warm_up
 
 ARENA_BYTES = 64 << 20  # of nccl_ranks
 SLACK_BYTES = 64 << 20  # less than the smallest arena with its slots
@@ -29,21 +28,12 @@ def layout(comm: Communicator) -> tuple[list[int], bool, bool]:
     return [place - places[0] for place in places], all(place % 256 == 0 for place in places), again == dropped
 
 
-@pytest.mark.parametrize(("name", "algorithm"), ALGORITHMS)
 @on_every_rank
-def test_every_algorithm_takes_tensors_of_the_arena(comm: Communicator, name: str, algorithm: str) -> str:
-    found = []
-    with pinned(comm, name, algorithm):
-        for count, dtype in product((1, 7, 33, 32_769, 70_001), (torch.float32, torch.bfloat16)):
-            call = Steady(comm, name, count, dtype, symmetric=True)
-            found.append(checked(3, call.run, call))
-    return first(found)
-
-
-def fill_up(comm: Communicator) -> str:
+def test_a_full_arena_says_what_it_has_and_what_to_do(comm: Communicator) -> None:
     said = error_of(lambda: comm.empty(ARENA_BYTES, dtype=torch.float32))
     comm.empty(ARENA_BYTES // 8, dtype=torch.float32)  # what fits, still does
-    return said
+    words = f"needs {4 * ARENA_BYTES} bytes", f"{ARENA_BYTES}-byte arena", "COMMLIB_MAX_BYTES"
+    assert all(each in said for each in words), said
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -108,18 +98,8 @@ def make_use_close(comm: Communicator, how: str) -> None:
     del kept
 
 
-def left_behind(comm: Communicator, how: str, times: int) -> tuple[int, int, int]:
-    """Bytes of the GPU, open files and threads after so many communicators, less those before."""
-    for _ in range(3):
-        make_use_close(comm, how)
-    before = holdings(comm)
-    for _ in range(times):
-        make_use_close(comm, how)
-    after = holdings(comm)
-    return after[0] - before[0], after[1] - before[1], after[2] - before[2]
-
-
 def holdings(comm: Communicator) -> tuple[int, int, int]:
+    """Bytes of the GPU, open files and threads."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
@@ -140,17 +120,17 @@ def test_the_arena_is_laid_out_alike_on_all_ranks_and_used_again(nccl_ranks: Ran
     assert all(aligned and again for _, aligned, again in answers)
 
 
-def test_a_full_arena_says_what_it_has_and_what_to_do(nccl_ranks: Ranks) -> None:
-    words = f"needs {4 * ARENA_BYTES} bytes", "largest free block", f"{ARENA_BYTES}-byte arena", "COMMLIB_MAX_BYTES"
-    for text in nccl_ranks.run(fill_up):
-        assert all(each in text for each in words), text
-
-
 @pytest.mark.parametrize(("how", "times"), [("split", 50), ("whole", 10)])
-def test_communicators_leave_nothing_behind(nccl_ranks: Ranks, how: str, times: int) -> None:
-    for num_bytes, files, threads in nccl_ranks.run(left_behind, how, times):
-        assert num_bytes < SLACK_BYTES
-        assert max(files, threads) <= 4
+@on_every_rank
+def test_communicators_leave_nothing_behind(comm: Communicator, how: str, times: int) -> None:
+    for _ in range(3):
+        make_use_close(comm, how)
+    before = holdings(comm)
+    for _ in range(times):
+        make_use_close(comm, how)
+    num_bytes, files, threads = (b - a for a, b in zip(before, holdings(comm), strict=True))
+    assert num_bytes < SLACK_BYTES
+    assert max(files, threads) <= 4
 
 
 def move_pinned(comm: Communicator) -> bool:

@@ -6,46 +6,25 @@ import torch
 from commlib import Communicator
 from commlib.collectives import COLLECTIVES
 from commlib.tools.testing import Ranks
-from commlib.tools.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, check_algorithm
+from commlib.tools.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope
+from tests.collectives.test_conformance import algorithms, check
 from tests.gpu.steady import pinned
 
-ALGORITHMS = [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.backend == "nccl"]
+ALGORITHMS = algorithms("nccl")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 # Beyond what all blocks hold at once: rounds of packets, several steps of a stream; also what engines copy.
 LARGE = Scope((9_000_001,), (torch.bfloat16, torch.uint8))
 
 
-def check(ranks: Ranks, name: str, algorithm: str, scope: Scope) -> None:
-    verdicts = ranks.run(check_algorithm, name, algorithm, scope)
-    assert [v.wrong for v in verdicts if v.wrong] == []
-    if verdicts[0].cases == 0:
-        pytest.skip(f"{algorithm} refuses all of these here")
-    if name == "all_reduce" and COLLECTIVES[name].algorithm(algorithm).ordered:
-        assert len({verdict.checksum for verdict in verdicts}) == 1, "ranks hold different bits"
-
-
 @pytest.mark.parametrize("scope", [EVERY_TYPE, EVERY_SIZE], ids=["every type", "every size"])
 @pytest.mark.parametrize(("name", "algorithm"), ALGORITHMS)
 def test_nccl_gives_the_reference(nccl_ranks: Ranks, name: str, algorithm: str, scope: Scope) -> None:
-    check(nccl_ranks, name, algorithm, scope)
+    check(nccl_ranks, None, name, algorithm, scope)
 
 
 @pytest.mark.parametrize(("name", "algorithm"), [pair for pair in ALGORITHMS if "nccl" not in pair[1]])
 def test_more_than_all_slots_hold_goes_in_rounds(nccl_ranks: Ranks, name: str, algorithm: str) -> None:
-    check(nccl_ranks, name, algorithm, LARGE)
-
-
-def same_bits(ranks: Ranks, names: list[str], scope: Scope) -> bool:
-    runs = [ranks.run(check_algorithm, "all_reduce", name, scope) for name in names]
-    return len({v.checksum for verdicts in runs for v in verdicts}) == 1
-
-
-def test_all_reduce_gives_the_same_bits_with_every_algorithm(nccl_ranks: Ranks) -> None:
-    rows = [a for a in COLLECTIVES["all_reduce"].algorithms if a.backend == "nccl" and a.ordered]
-    serve_all = [row.name for row in rows if row.refuses(torch.int32, "max", nccl_ranks.size) is None]
-    lengths = (33, 5000, 70_001)
-    assert same_bits(nccl_ranks, serve_all, Scope(lengths, EVERY_TYPE.dtypes[:6], ("sum", "avg", "max")))
-    assert same_bits(nccl_ranks, [row.name for row in rows], Scope(lengths, FLOATS, ("sum",)))
+    check(nccl_ranks, None, name, algorithm, LARGE)
 
 
 def reduced_bits(comm: Communicator, name: str, algorithm: str) -> list[bytes]:

@@ -14,6 +14,7 @@ from examples.llama import Engine, Llama
 from tests.gpu.steady import pinned
 from tests.llama import reference
 from tests.llama.reference import CONFIG, SOURCE
+from tests.on_ranks import on_ranks
 
 PROMPTS = [[(37 * at + 5) % CONFIG.vocab_size for at in range(count)] for count in (9, 1, 300, 301)]
 CAN_DIFFER = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # a product of other shape adds up in another order
@@ -41,9 +42,14 @@ class Block:
         return gather_rows(self.comm, rows, rows.new_empty(self.tokens, 256)).float().cpu()
 
 
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("dtype", CAN_DIFFER, ids=str)
+@on_ranks(2, "nccl_ranks")
 @torch.no_grad()
-def block_in_chunks(comm: Communicator, dtype: torch.dtype, count: int, captured: bool) -> list[Any]:
-    """Return what each step gives at once, and what it gives in chunks."""
+def test_layers_in_chunks_give_what_they_give_at_once(
+    comm: Communicator, dtype: torch.dtype, count: int, captured: bool
+) -> None:
     block, pipeline = Block(comm, 512 * comm.size, dtype), Pipeline(comm, {0: count}, max_sms=8)
     block.set(0)
     out = block.run(pipeline)
@@ -54,29 +60,15 @@ def block_in_chunks(comm: Communicator, dtype: torch.dtype, count: int, captured
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             out = block.run(pipeline)
-    found = []
     for step in range(20):
         block.set(step)
         if graph is None:
             out = block.run(pipeline)
         else:
             graph.replay()
-        found.append((block.all_rows(block.run(None)), block.all_rows(out)))
+        at_once, in_chunks = block.all_rows(block.run(None)), block.all_rows(out)
+        assert (in_chunks - at_once).norm() / at_once.norm() < CAN_DIFFER[dtype]
     comm.check()
-    return found
-
-
-@pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("dtype", CAN_DIFFER, ids=str)
-def test_layers_in_chunks_give_what_they_give_at_once(
-    nccl_ranks: Ranks, dtype: torch.dtype, count: int, captured: bool
-) -> None:
-    for steps in nccl_ranks.run(block_in_chunks, dtype, count, captured, world=2):
-        for at_once, in_chunks in steps:
-            apart = (in_chunks - at_once).norm() / at_once.norm()
-            assert apart < CAN_DIFFER[dtype]
-        assert not torch.equal(steps[0][0], steps[1][0]), "every step has other values"
 
 
 def generate(comm: Communicator, rule: dict[int, int], graphs: bool, engines: bool) -> list[list[int]]:
@@ -101,15 +93,20 @@ def test_prompts_in_chunks_give_the_tokens_of_the_reference_on_the_cpu(
     assert nccl_ranks.run(generate, rule, graphs, engines, world=2) == [expected] * 2
 
 
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("dtype", CAN_DIFFER, ids=str)
+@on_ranks(2, "nccl_ranks")
 @torch.no_grad()
-def rows_by_engines(comm: Communicator, dtype: torch.dtype, count: int, captured: bool) -> list[Any]:
-    """Return the rows behind a layer computed at once, and those of many runs in chunks that engines move."""
+def test_rows_that_copy_engines_move_are_those_of_a_layer_computed_at_once(
+    comm: Communicator, dtype: torch.dtype, count: int, captured: bool
+) -> None:
     pipeline = Pipeline(comm, multiple=32, engines=True)
     model = Llama(comm, CONFIG, dtype=dtype, max_tokens=512, pipeline=pipeline)
     model.load(SOURCE)
     run, graph = model.between(512), torch.cuda.CUDAGraph() if captured else None
     run()
-    found = [model.buffer.float().cpu()]
+    at_once = model.buffer.float().cpu()
     pipeline.rule = {0: count}
     with pinned(comm, "all_to_all", "engine_pull"), pinned(comm, "all_gather", "engine_pull"):
         run()
@@ -122,25 +119,13 @@ def rows_by_engines(comm: Communicator, dtype: torch.dtype, count: int, captured
             if step % 2 == comm.rank:
                 torch.cuda._sleep(1_000_000)
             run() if graph is None else graph.replay()
-            found.append(model.buffer.float().cpu())
+            assert (model.buffer.float().cpu() - at_once).norm() / at_once.norm() < CAN_DIFFER[dtype]
     pipeline.local.check()
     comm.check()
-    return found
 
 
-@pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("dtype", CAN_DIFFER, ids=str)
-def test_rows_that_copy_engines_move_are_those_of_a_layer_computed_at_once(
-    nccl_ranks: Ranks, dtype: torch.dtype, count: int, captured: bool
-) -> None:
-    for at_once, *in_chunks in nccl_ranks.run(rows_by_engines, dtype, count, captured, world=2):
-        for rows in in_chunks:
-            assert (rows - at_once).norm() / at_once.norm() < CAN_DIFFER[dtype]
-
-
-def product_beside(comm: Communicator) -> tuple[list[int], bool]:
-    """What cuBLAS plans for, around and inside of a pipeline of 8 multiprocessors, and whether products stay right."""
+@on_ranks(2, "nccl_ranks")
+def test_products_beside_calls_leave_their_multiprocessors(comm: Communicator) -> None:
     handle, found = ctypes.c_void_p(torch.cuda.current_blas_handle()), ctypes.c_int()
     a, b = (torch.randn(512, 512, device=comm.device, dtype=torch.bfloat16) for _ in range(2))
 
@@ -153,9 +138,6 @@ def product_beside(comm: Communicator) -> tuple[list[int], bool]:
         targets.append(target())
         beside = a @ b
     targets.append(target())
-    return targets, bool(torch.allclose(beside, a @ b, rtol=2e-2, atol=2e-1))
-
-
-def test_products_beside_calls_leave_their_multiprocessors(nccl_ranks: Ranks) -> None:
     there = torch.cuda.get_device_properties(0).multi_processor_count
-    assert nccl_ranks.run(product_beside, world=2) == [([0, there - 8, 0], True)] * 2
+    assert targets == [0, there - 8, 0]
+    assert torch.allclose(beside, a @ b, rtol=2e-2, atol=2e-1)

@@ -34,7 +34,6 @@ def test_replays_and_calls_take_turns(comm: Communicator, name: str) -> str:
 
 @on_every_rank
 def test_large_calls_of_two_communicators_run_side_by_side_in_no_order(comm: Communicator) -> str:
-    """Two communicators replay their large calls at once, in no order."""
     made = [fresh(comm, max_bytes=1 << 20) for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in made]
     calls = []

@@ -1,6 +1,5 @@
 """Streams: calls are ordered by the library on whichever streams they are made, and Work orders the caller's."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.tools.testing import Ranks
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank
-from tests.gpu.steady import Steady, first, pinned, settled, warm_up
+from tests.gpu.steady import Steady, first, pinned, warm_up
+from tests.on_ranks import on_ranks
 
 SLEEP_CYCLES = 400_000_000  # 0.2 s and more
 PAUSE_CYCLES = 2_000_000
@@ -21,25 +20,6 @@ def doze(comm: Communicator, cycles: int = SLEEP_CYCLES, rank: int = 0) -> None:
     """Hold up the current stream of one rank, so that orders that are wrong show."""
     if comm.rank == rank:
         torch.cuda._sleep(cycles)
-
-
-@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_lamport_twoshot", "lsa_twoshot", "nccl_direct"])
-@on_every_rank
-def test_calls_keep_their_order_over_streams(comm: Communicator, algorithm: str) -> str:
-    """Another stream for every call and nothing between them; the ranks' streams lag differently."""
-    with pinned(comm, "all_reduce", algorithm):
-        calls = [Steady(comm, "all_reduce", 20_011) for _ in range(30)]
-        warm_up(*calls)
-        streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
-
-        def start(_: int) -> None:
-            comm.barrier()
-            for number, call in enumerate(calls):
-                with torch.cuda.stream(streams[number % 3]):
-                    doze(comm, PAUSE_CYCLES, rank=number % comm.size)
-                    call.run()
-
-        return settled(1, start, *calls)
 
 
 @pytest.mark.parametrize("where", ["default", "side"])
@@ -64,7 +44,6 @@ def test_a_call_reads_and_writes_in_the_order_of_its_stream(comm: Communicator, 
 
 @on_every_rank
 def test_calls_keep_their_order_around_a_capture(comm: Communicator) -> str:
-    """A capture lies between two calls on two streams: they keep their order all the same."""
     made = fresh(comm, patience_s=2.0)
     with pinned(made, "all_reduce", "lsa_ll_oneshot"):
         early, captured, late = (Steady(made, "all_reduce", 101) for _ in range(3))
@@ -119,37 +98,7 @@ def test_work_tells_and_orders_what_torchs_does(comm: Communicator) -> list[str]
 
 
 @on_every_rank
-def test_asynchronous_calls_of_all_kinds_are_right_once_waited_for(comm: Communicator) -> str:
-    """Seven calls under way, waited for in another order."""
-    calls = {
-        name: Steady(comm, name, 5003)
-        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
-    }
-    start: dict[str, Callable[[Steady], Any]] = {
-        "all_reduce": lambda c: comm.all_reduce(c.x, out=c.out, async_op=True),
-        "all_gather": lambda c: comm.all_gather_into_tensor(c.out, c.x, async_op=True),
-        "reduce_scatter": lambda c: comm.reduce_scatter_tensor(c.out, c.x, async_op=True),
-        "all_to_all": lambda c: comm.all_to_all_single(c.out, c.x, async_op=True),
-        "broadcast": lambda c: comm.broadcast(c.x, 1, async_op=True),
-        "reduce": lambda c: comm.reduce(c.x, 1, out=c.out, async_op=True),
-    }
-    warm_up(*calls.values())
-    found = []
-    for step in range(5):
-        for call in calls.values():
-            call.load(step)
-        doze(comm, PAUSE_CYCLES, rank=step % comm.size)
-        works = [start[name](call) for name, call in calls.items()]
-        works.append(comm.barrier(async_op=True))
-        for work in reversed(works):
-            work.wait()
-        found += [call.wrong(step) for call in calls.values()]
-    return first(found)
-
-
-@on_every_rank
 def test_a_call_follows_the_asynchronous_one_before_it(comm: Communicator) -> str:
-    """A synchronous call follows the asynchronous one before it, though nobody waited."""
     before, after = Steady(comm, "all_reduce", 20_011), Steady(comm, "all_reduce", 20_011)
     warm_up(before, after)
     found = []
@@ -187,8 +136,8 @@ def test_a_call_under_way_keeps_its_tensors(comm: Communicator) -> bool:
     return good
 
 
-def let_go(comm: Communicator) -> list[bool]:
-    """Whether calls still hold their tensors after a wait of another stream, and after one of the caller's."""
+@on_ranks(2, "nccl_ranks")
+def test_a_call_lets_go_of_its_tensors_once_the_stream_that_it_was_made_from_has_waited(comm: Communicator) -> None:
     x, found = torch.ones(5003, device=comm.device), []
     for stream in (torch.cuda.Stream(), torch.cuda.current_stream()):
         work: Any = comm.all_reduce(x, async_op=True)
@@ -196,8 +145,4 @@ def let_go(comm: Communicator) -> list[bool]:
             work.wait()
         found.append(bool(work._held))
     torch.cuda.synchronize()
-    return found
-
-
-def test_a_call_lets_go_of_its_tensors_once_the_stream_that_it_was_made_from_has_waited(nccl_ranks: Ranks) -> None:
-    assert nccl_ranks.run(let_go, world=2) == [[True, False]] * 2
+    assert found == [True, False]

@@ -15,6 +15,7 @@ from commlib.tools.testing import Ranks
 from commlib.tools.testing.conformance import EVERY_SIZE, Scope, check_algorithm
 from tests import hosts
 from tests.gpu.conftest import GPUS
+from tests.on_ranks import on_ranks
 from tests.programs.launched import free_port
 
 
@@ -49,16 +50,12 @@ def test_torch_direct_over_nccl_gives_the_reference(request: pytest.FixtureReque
         assert [v.wrong for v in verdicts if v.wrong] == []
 
 
-def explained_and_split(comm: Communicator) -> tuple[str, str, set[str]]:
+@on_ranks(fixture="ranks_apart")
+def test_nccl_serves_hosts_with_gpus(comm: Communicator) -> None:
     part = comm.split(comm.rank)
     assert part is not None
     part.barrier()
-    kinds = {part.device.type, comm.empty(4).device.type}
+    assert (part.device.type, comm.empty(4).device.type) == ("cuda", "cuda")
     part.close()
-    return comm.backend, str(comm.explain("all_reduce", 8)), kinds
-
-
-def test_nccl_serves_hosts_with_gpus(ranks_apart: Ranks) -> None:
-    for backend, why, kinds in ranks_apart.run(explained_and_split):
-        assert (backend, kinds) == ("torch", {"cuda"})
-        assert "runs torch_direct" in why
+    assert comm.backend == "torch"
+    assert "runs torch_direct" in str(comm.explain("all_reduce", 8))

@@ -1,6 +1,5 @@
 """init_process_group("commlib") on GPUs: torch's results and rules of streams, graphs, batches, other backends."""
 
-import datetime
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,9 @@ from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
 from tests.gpu.conftest import GPUS
+from tests.on_ranks import on_ranks
 from tests.torch_backend.cases import CASES, run_case
+from tests.torch_backend.cases import start as start_group
 from tests.torch_backend.mixtures import mix
 
 LARGE = 8 << 20  # elements: NCCL holds up a send of so many until they are received
@@ -39,11 +40,7 @@ def start(comm: Communicator, path: str, backend: str, bound: bool) -> None:
         return
     torch.cuda.set_device(comm.rank)
     torch.set_default_device("cuda")
-    timeout, store = datetime.timedelta(seconds=60), dist.FileStore(path, comm.size)
-    device = torch.device("cuda", comm.rank) if bound else None
-    dist.init_process_group(
-        backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout, device_id=device
-    )
+    start_group(comm, path, backend, device=torch.device("cuda", comm.rank) if bound else None)
 
 
 def end(comm: Communicator) -> None:
@@ -56,12 +53,9 @@ def test_the_result_is_torchs(ranks: Ranks, name: str) -> None:
     ranks.run(run_case, name)
 
 
-def the_backend(comm: Communicator) -> str:
-    return communicator(device="cuda").backend
-
-
-def test_gpus_are_served_by_our_kernels(ranks: Ranks) -> None:
-    assert set(ranks.run(the_backend)) == {"nccl"}
+@on_ranks(fixture="ranks")
+def test_gpus_are_served_by_our_kernels(comm: Communicator) -> bool:
+    return communicator(device="cuda").backend == "nccl"
 
 
 def both_ways_at_once(comm: Communicator) -> None:
@@ -77,11 +71,8 @@ def both_ways_at_once(comm: Communicator) -> None:
     assert bool((y == peer).all())
 
 
-def test_a_batch_of_large_messages_both_ways_does_not_wait_for_itself(ranks: Ranks) -> None:
-    ranks.run(both_ways_at_once)
-
-
-def a_failed_batch(comm: Communicator) -> None:
+@on_ranks(fixture="ranks")
+def test_a_batch_that_was_refused_holds_up_no_large_messages_both_ways(comm: Communicator) -> None:
     if comm.rank > 1:
         return
     peer = 1 - comm.rank
@@ -92,11 +83,9 @@ def a_failed_batch(comm: Communicator) -> None:
     both_ways_at_once(comm)
 
 
-def test_a_batch_that_was_refused_leaves_nothing_behind(ranks: Ranks) -> None:
-    ranks.run(a_failed_batch)
-
-
-def waits(comm: Communicator, count: int) -> None:
+@pytest.mark.parametrize("count", [64, 1 << 20, 1 << 22])  # the last on a stream of its own
+@on_ranks(fixture="ranks")
+def test_wait_orders_the_streams(comm: Communicator, count: int) -> None:
     """The caller's stream goes on before the call; wait() orders it behind."""
     side = torch.cuda.Stream()
     for step in range(20):
@@ -114,12 +103,10 @@ def waits(comm: Communicator, count: int) -> None:
         assert bool((found == wanted).all()), step
 
 
-@pytest.mark.parametrize("count", [64, 1 << 20, 1 << 22])  # the last on a stream of its own
-def test_wait_orders_the_streams(ranks: Ranks, count: int) -> None:
-    ranks.run(waits, count)
-
-
-def captured(comm: Communicator, count: int) -> None:
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+@pytest.mark.parametrize("count", [1000, 1 << 20, 1 << 22])
+@on_ranks(fixture="ranks")
+def test_a_captured_graph_replays_the_calls(comm: Communicator, count: int) -> None:
     x, out = torch.empty(count), torch.empty(comm.size * count)
 
     def step() -> torch.Tensor:
@@ -142,12 +129,6 @@ def captured(comm: Communicator, count: int) -> None:
         graph.replay()
         wanted = 2 * value * comm.size + torch.arange(comm.size).repeat_interleave(count) + 1.0
         assert bool((result == wanted).all()), value
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated.*")
-@pytest.mark.parametrize("count", [1000, 1 << 20, 1 << 22])
-def test_a_captured_graph_replays_the_calls(ranks: Ranks, count: int) -> None:
-    ranks.run(captured, count)
 
 
 def split(comm: Communicator) -> None:
@@ -194,25 +175,6 @@ def on_the_gpu(comm: Communicator) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mixture_of_calls_gives_every_value(ranks: Ranks, seed: int) -> None:
     ranks.run(mix, seed, True)
-
-
-def waits_on_another_stream(comm: Communicator) -> None:
-    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
-        with torch.cuda.stream(stream):
-            x = torch.zeros(64)
-            dist.all_reduce(x, async_op=True).wait()
-            torch.cuda.synchronize()
-            torch.cuda._sleep(SLEEP_CYCLES)
-            work = dist.all_reduce(x.fill_(1), async_op=True)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            work.wait()
-            copied = x.clone()
-        torch.cuda.synchronize()
-        assert copied.eq(comm.size).all()
-
-
-def test_a_stream_that_waits_for_a_small_call_comes_behind_it(ranks: Ranks) -> None:
-    ranks.run(waits_on_another_stream)
 
 
 def sums_on(comm: Communicator, device: torch.device, current: int | None) -> None:

@@ -129,7 +129,6 @@ BAD = {
     "negative topk": (dict(topk=-1), "topk is -1, but must be 0 or more"),
     "negative window": (dict(extend_lens=-2), "extend_lens is -2, but must be 0 or more"),
     "negative capacity": (dict(capacity=-1), "capacity is -1, but must be 0 or more"),
-    "no capacity": (dict(capacity=0), "5 new tokens, but the outputs hold 0"),
     "pad beyond int32": (dict(pad=2**31), "pad is 2147483648, but must fit int32"),
     "pad below int32": (dict(pad=-(2**31) - 1), "pad is -2147483649, but must fit int32"),
     "float lengths": (dict(seq_lens=SEQ.float()), r"neither int32 nor int64; pass seq_lens\.long"),

@@ -68,8 +68,6 @@ BAD = {
     "a scale of what is copied": (dict(k_scale=2.0), "k_scale is given, but rows of float32 go"),
     "a scale of 8-bit rows": (dict(**IN_FP8, k=ROWS.to(FP8), v=ROWS.to(FP8), v_scale=torch.ones(1)), "v_scale is giv"),
     "scale 0": (dict(**IN_FP8, k_scale=0.0), "k_scale is 0, but must be above 0 and finite in float32"),
-    "negative scale": (dict(**IN_FP8, v_scale=-1), "v_scale is -1, but must be above 0"),
-    "infinite scale": (dict(**IN_FP8, v_scale=float("inf")), "v_scale is inf"),
     "scale that is no number": (dict(**IN_FP8, v_scale=float("nan")), "v_scale is nan"),
     "scale without a reciprocal": (dict(**IN_FP8, v_scale=1e-39), "v_scale is 1e-39"),
     "scale beyond float32": (dict(**IN_FP8, v_scale=1e39), r"v_scale is 1e\+39"),
@@ -153,16 +151,6 @@ def test_it_compiles_without_a_graph_break(backend, scale):
     for compiled, eager in zip(caches[:2], caches[2:], strict=True):
         assert torch.equal(compiled.float(), eager.float())
         assert eager.float().any()
-
-
-def test_it_compiles_for_one_row_of_both():
-    def step(cache, slots, k, v):
-        store(cache, None, slots, k, v)
-
-    cache = torch.zeros(10, 12)
-    torch.compile(step, fullgraph=True, backend="aot_eager")(cache, SLOTS, ROWS, ROWS[:, :4])
-    assert (cache[1:3] == 1).all()
-    assert cache.sum() == 24
 
 
 def test_torch_knows_the_mutations_of_the_operator():

@@ -74,20 +74,8 @@ def test_tokens_of_62_bits_are_told_apart(form):
     assert insert(cache, form([other, image])).prefix_len == 0
 
 
-@pytest.mark.parametrize("policy", ["LFU", "slru"])
-def test_the_chunks_of_a_request_count_once(policy):
-    cache, _ = made(eviction_policy=policy)
-    insert(cache, [1], 0), insert(cache, [1], 0)
-    for count in (1, 2, 3):
-        insert(cache, [5, 6, 7][:count], 10, chunked=True)
-    insert(cache, [5, 6, 7], 10)
-    for count in (1, 2):
-        insert(cache, [8, 9][:count], 20, inserted_len=count - 1)
-    assert [evict(cache, 1)[1] for _ in range(6)] == [[12], [11], [10], [21], [20], [0]]
-
-
 def test_a_checkpoint_keeps_the_prompt_longer_than_the_output():
-    cache, allocator = made(eviction_policy="priority")
+    cache, allocator = made(eviction_policy="Priority")
     other, req = request(cache, [1, 2, 9]), request(cache, [1, 2, 3], row=1, output=[4, 5], priority=3)
     cache.checkpoint(other, up_to=3)
     cache.unlock(other.lock)

@@ -17,12 +17,16 @@ SIZES = (0, 1, 7, 8, 1000, 33_333, 300_001)
 STEPS = 60
 
 
-class Drawn:
+class Mixture:
     """A program that all ranks draw from one seed, as one of them runs it, and what it still has to look at."""
 
-    def __init__(self, rank: int, size: int, seed: int) -> None:
+    def __init__(self, rank: int, size: int, seed: int, gpu: bool) -> None:
         self.draw, self.rank, self.size = random.Random(seed), rank, size
         self.pending: list[tuple[Any, Sequence[torch.Tensor], Sequence[torch.Tensor]]] = []
+        everyone, self.gpu = list(range(size)), gpu
+        self.groups: list[tuple[Any, list[int]]] = [(dist.group.WORLD, everyone), (dist.new_group(), everyone)]
+        pair = sorted(self.draw.sample(everyone, 2))
+        self.groups.append((dist.new_group(pair), pair))
 
     def tensor(self, rank: int, step: int, count: int) -> torch.Tensor:
         return torch.full((count,), float((7 * rank + 3 * step) % 11))
@@ -42,17 +46,6 @@ class Drawn:
         for work, found, wanted in pending:
             work.wait()
             self.expect(None, found, wanted)
-
-
-class Mixture(Drawn):
-    """Calls of torch.distributed."""
-
-    def __init__(self, rank: int, size: int, seed: int, gpu: bool) -> None:
-        super().__init__(rank, size, seed)
-        everyone, self.gpu = list(range(size)), gpu
-        self.groups: list[tuple[Any, list[int]]] = [(dist.group.WORLD, everyone), (dist.new_group(), everyone)]
-        pair = sorted(self.draw.sample(everyone, 2))
-        self.groups.append((dist.new_group(pair), pair))
 
     def step(self, step: int) -> None:
         """Make one call of some kind; now and then a rank comes late to it."""

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,10 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from commlib import torch_backend
 from commlib.communicator import Communicator
-from commlib.tools.testing import Ranks
 from commlib.torch_backend.group import CommlibGroup
 from tests.on_ranks import on_ranks
-from tests.torch_backend.cases import run_case
+from tests.torch_backend.cases import run_case, start
 
 OURS = {"cpu": "commlib", "cuda": "commlib"}
 
@@ -79,25 +77,14 @@ def test_torch_finds_the_backend_in_both_groups() -> None:
         assert entry.load() is torch_backend.register
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3, backend="shm", timeout_s=60.0, deadline_s=120.0) as made:
-        yield made
-
-
-def begin(comm: Communicator, folder: Path, backend: str) -> None:
-    timeout, store = timedelta(seconds=60), dist.FileStore(str(folder / "store"), comm.size)
-    dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
-
-
 @pytest.mark.parametrize("string", ["{cpu}", "cuda:{cuda},cpu:gloo"])
-@on_ranks(fixture="ranks")
+@on_ranks(3)
 def test_a_trainer_that_asks_torch_for_its_default_trains(comm: Communicator, tmp_path: Path, string: str) -> None:
     """torchtitan/distributed: init_distributed, ParallelDims.build_mesh, clip_grad_norm_, set_pg_timeouts."""
     from torch.distributed.fsdp import fully_shard  # here, as it takes a second
 
     with mock.patch.dict(dist.Backend.default_device_backend_map, OURS) as defaults:
-        begin(comm, tmp_path, string.format(**defaults))
+        start(comm, str(tmp_path / "store"), string.format(**defaults))
         mesh = init_device_mesh("cpu", (1, comm.size), mesh_dim_names=("pp", "fsdp"), backend_override={"pp": "fake"})
     model = torch.nn.Linear(4, 4)
     fully_shard(model, mesh=mesh["fsdp"])
@@ -115,10 +102,10 @@ MIXTURES = [("commlib", "cuda"), ("cpu:gloo,cuda:commlib", "cuda"), ("cpu:commli
 
 @pytest.mark.filterwarnings("ignore:.*deprecated.*")
 @pytest.mark.parametrize(("backend", "kind"), MIXTURES)
-@on_ranks(fixture="ranks")
+@on_ranks(3)
 def test_every_mixture_serves_its_calls_and_is_split(comm, tmp_path, backend, kind) -> None:
     """torch splits groups of GPUs only; here it takes this machine for one that has some."""
-    begin(comm, tmp_path, backend)
+    start(comm, str(tmp_path / "store"), backend)
     for case in ("coalesced", "functional"):
         run_case(comm, case)
     dist.group.WORLD.bound_device_id = torch.device(kind, 0)

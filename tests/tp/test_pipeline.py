@@ -12,7 +12,6 @@ from commlib.collectives.all_reduce_rms_norm import normalised
 from commlib.tools.tune.pipeline import tune_pipeline
 from commlib.tp import ColumnParallelLinear, Pipeline, RowParallelLinear, gather_rows, shard
 from commlib.tp.norm import add_and_normalise
-from commlib.tp.pipeline import leaving
 from examples.llama import Engine, KVCache, extend_batch, gather_logits
 from tests.llama import reference
 from tests.llama.reference import CONFIG, SOURCE, model_of
@@ -194,25 +193,18 @@ def targets(monkeypatch):
     return told
 
 
-def test_products_are_planned_for_the_rest_and_for_all_again_also_after_an_error(targets):
-    with pytest.raises(ZeroDivisionError), leaving(8):
-        assert targets.values == [124]
-        assert torch._C._get_sm_carveout_experimental() == 8
-        1 / 0  # noqa: B018
-    assert targets.values == [124, 0]
-    assert torch._C._get_sm_carveout_experimental() is None
-
-
 @pytest.mark.parametrize(
     ("device", "limit", "left"), [("cuda", 8, [124, 0]), ("cuda", 0, []), ("cuda", 132, []), ("cpu", 8, [])]
 )
-def test_a_pipeline_leaves_what_its_calls_take_on_gpus(targets, device, limit, left):
-    ran = []
-
+def test_products_are_planned_for_what_calls_leave_on_gpus_and_for_all_again_also_after_an_error(
+    targets, device, limit, left
+):
     def program():
-        ran.append(list(targets.values))
-        yield
+        assert targets.values == left[:1]
+        assert torch._C._get_sm_carveout_experimental() == (limit if left else None)
+        yield 1 / 0
 
-    Pipeline(SimpleNamespace(device=torch.device(device)), max_sms=limit).run([program()])
-    assert ran == [left[:1]]
+    with pytest.raises(ZeroDivisionError):
+        Pipeline(SimpleNamespace(device=torch.device(device)), max_sms=limit).run([program()])
     assert targets.values == left
+    assert torch._C._get_sm_carveout_experimental() is None
