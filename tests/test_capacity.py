@@ -9,7 +9,7 @@ from click import UsageError
 
 from commlib.communicator import Communicator
 from commlib.native import library
-from commlib.tools.cli import main, ranks, run
+from commlib.tools.cli import main, run
 from tests.errors_and_logs import message_of
 from tests.on_ranks import on_ranks
 
@@ -49,23 +49,23 @@ def test_ranks_that_share_cores_are_told_of(monkeypatch, capsys, cores, said) ->
 
 
 def test_a_backend_allows_so_many_whatever_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "free_memory", lambda: 1 << 50)
+    monkeypatch.setattr(run, "free_memory", lambda: 1 << 50)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     most = library.max_shm_ranks()
-    ranks.check_ranks(most, "auto", lambda ranks: 0)
-    ranks.check_ranks(most + 1, "torch", lambda ranks: 0)
+    run.check_ranks(most, "auto", lambda ranks: 0)
+    run.check_ranks(most + 1, "torch", lambda ranks: 0)
     for backend, served in (("shm", most), ("nccl", 0)):
         with pytest.raises(UsageError, match=f"backend {backend} serves {served} "):
-            ranks.check_ranks(most + 1, backend, lambda ranks: 0)
+            run.check_ranks(most + 1, backend, lambda ranks: 0)
 
 
 def test_what_ranks_allocate_counts_also_where_it_grows_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "free_memory", lambda: 8192 * MIB)
-    ranks.check_ranks(6, "torch", lambda ranks: 100 * MIB * ranks)  # 256 MiB and 600 of buffers
+    monkeypatch.setattr(run, "free_memory", lambda: 8192 * MIB)
+    run.check_ranks(6, "torch", lambda ranks: 100 * MIB * ranks)  # 256 MiB and 600 of buffers
     with pytest.raises(UsageError, match=r"each takes \d+ MiB, and 8192 MiB of memory are free"):
-        ranks.check_ranks(10, "torch", lambda ranks: 100 * MIB * ranks)
+        run.check_ranks(10, "torch", lambda ranks: 100 * MIB * ranks)
     monkeypatch.undo()
-    assert ranks.free_memory() > MIB
+    assert run.free_memory() > MIB
 
 
 @on_ranks(2)

@@ -32,6 +32,35 @@ def is_private(name):
     return name.startswith("_") and not name.endswith("__")
 
 
+@cache
+def names_of(module):
+    """Return what can be imported from a module of ours: its names, and the modules of its folder."""
+    file = ROOT / f"{module.replace('.', '/')}.py"
+    folder = file.with_suffix("")
+    file = file if file.is_file() else folder / "__init__.py"
+    nodes = list(ast.walk(tree_of(file))) if file.is_file() else []
+    names = {path.stem for path in folder.glob("*")}
+    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    imports = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    return names | {alias.asname or alias.name for alias in imports}
+
+
+def test_what_tests_and_programs_import_is_there():
+    """They include those that only GPUs run."""
+    strays = [
+        f"{name_of(path)}: {alias.name} of {node.module}"
+        for folder in ("tests", "benchmarks", "examples", "docs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("commlib.", "tests."))
+        if node.module != "commlib._native"
+        for alias in node.names
+        if alias.name not in names_of(node.module)
+    ]
+    assert not strays, "\n".join(strays)
+
+
 def test_a_private_name_is_used_in_its_file_only():
     # What others call private is seldom a name of ours, too: these of torch and of named tuples are.
     theirs = {"_end_coalescing", "_fields", "_fields_", "_get_backend", "_replace", "_start_coalescing"}

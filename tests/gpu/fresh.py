@@ -12,7 +12,7 @@ from commlib.bootstrap.world import World
 from commlib.collectives import rows
 from commlib.communicator import Communicator, create
 from commlib.errors import Unsupported
-from commlib.plan import Plan, text
+from commlib.plan import Plan, table
 
 
 class Borrowed(World):
@@ -52,9 +52,9 @@ def leave(made: list[Communicator]) -> None:
 def as_if_nccl_were_new() -> Iterator[None]:
     """Communicators made inside take the symmetric kernels of any NCCL for safe; the call itself refuses an old one."""
     with mock.patch.object(rows, "refuses_old_nccl", lambda *call: None):
-        text.rows_text.cache_clear()
+        table.rows_text.cache_clear()
         yield
-    text.rows_text.cache_clear()
+    table.rows_text.cache_clear()
 
 
 def recognised(comm: Communicator, x: Tensor, out: Tensor | None = None) -> bool:
