@@ -100,7 +100,7 @@ def _order(name: str) -> None:
 def _define_call(name: str) -> Callable[..., Tensor | None]:
     """Define the operator of a call that writes one tensor, `out`, x of a broadcast, or none; return what is traced."""
     parameters = SIGNATURES[name].parameters
-    names = [parameter.name for parameter in parameters]
+    names, kinds = [parameter.name for parameter in parameters], [parameter.type for parameter in parameters]
     written = names.index("out") if "out" in names else 0
     limits = 0 if name in MESSAGES else 1
 
@@ -122,7 +122,7 @@ def _define_call(name: str) -> Callable[..., Tensor | None]:
 
     def traced(calls: Calls, *arguments: Any) -> Tensor | None:
         graph_name, rank, _ = _KNOWN[id(calls)]
-        values = [_plain(parameter.type, value) for parameter, value in zip(parameters, arguments, strict=False)]
+        values = [_plain(kind, value) for kind, value in zip(kinds, arguments, strict=False)]  # Dynamo knows strings
         if name == "send":
             OPS.send(*values, graph_name)
             return None

@@ -100,7 +100,7 @@ class Mixture:
             max(count, 1),
             dtype,
             symmetric=symmetric,
-            in_place=in_place and spec.in_place is not None,
+            in_place=in_place and spec.has_in_place,
             shifts=self.draw.choice(((0, 0), shifts)),
             redop=redop if spec.reduces and not spec.of_rows else "sum",
         )

@@ -54,7 +54,7 @@ class Steady:
         if self.apart:
             self.x, self.out = allocate(elements_in, shifts[0]), allocate(elements_out, shifts[1])
         else:
-            assert self.spec.in_place is not None
+            assert self.spec.has_in_place
             self.x, self.out = self.spec.in_place(self.call, allocate(max(elements_in, elements_out), shifts[0]))
 
     def input_of(self, rank: int, step: int) -> torch.Tensor:
