@@ -14,7 +14,7 @@ from commlib.compile import operators
 from tests.fused import compiled_agrees, fused
 from tests.on_ranks import on_ranks
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow  # all but one, which the gate has: compiling takes seconds
 
 
 def out_of_place(comm, x):
@@ -87,6 +87,7 @@ def drawn_for(comm, dtype):
 PROGRAMS = [out_of_place, in_place, with_roots, with_sizes, with_messages, with_norms, with_quantised_norms]
 
 
+@slow
 @pytest.mark.parametrize("program", PROGRAMS)
 @on_ranks(2)
 def test_a_compiled_program_computes_what_the_eager_one_does(comm, program):
@@ -109,6 +110,7 @@ def forget():
     torch._dynamo.reset()
 
 
+@slow
 @pytest.mark.parametrize("name", ["all_reduce", "send"])
 def test_an_asynchronous_call_says_that_it_cannot_be_compiled(comm, name):
     start = {
@@ -127,6 +129,7 @@ REFUSED = {
 }
 
 
+@slow
 @pytest.mark.parametrize("told", REFUSED)
 def test_wrong_arguments_are_refused_when_the_graph_runs(comm, told):
     graph = torch.compile(REFUSED[told], fullgraph=True, backend="aot_eager")
@@ -134,6 +137,7 @@ def test_wrong_arguments_are_refused_when_the_graph_runs(comm, told):
         graph(comm, torch.ones(8 if "scale" in told else 2))
 
 
+@slow
 def test_another_size_is_compiled_once_more_and_then_any_size_is_known(comm):
     graphs = []
     program = torch.compile(out_of_place, fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or graph)
@@ -143,11 +147,13 @@ def test_another_size_is_compiled_once_more_and_then_any_size_is_known(comm):
     assert len(graphs) == 2
 
 
+@slow
 def test_a_graph_without_its_communicator_says_so(comm):
     with pytest.raises(commlib.Closed, match="the communicator of this compiled graph is gone"):
         torch.ops.commlib.barrier(torch.empty(0), "commlib-none")
 
 
+@slow
 def test_a_graph_says_that_its_communicator_is_closed(comm):
     graph = torch.compile(in_place, backend="aot_eager")
     graph(comm, torch.ones(2))
@@ -159,6 +165,7 @@ def test_a_graph_says_that_its_communicator_is_closed(comm):
     assert name not in {known for known, *_ in operators._KNOWN.values()}
 
 
+@slow
 def test_debug_logging_does_not_disturb_a_graph(caplog):
     with caplog.at_level(logging.DEBUG, "commlib"):
         with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as made:
@@ -173,6 +180,7 @@ def norm_between(comm, x):
     return comm.broadcast(h, 0), y
 
 
+@slow
 def test_all_reduce_rms_norm_is_one_operator_and_keeps_its_place(comm):
     _, _, ordered, functions = fused(norm_between, comm, torch.ones(8))
     assert ordered == ["commlib::all_reduce", "commlib::all_reduce_rms_norm", "commlib::broadcast"]
@@ -205,12 +213,14 @@ CASES = {
 }
 
 
+@slow
 @pytest.mark.parametrize("name", CASES)
 def test_torchs_own_checks_of_operators_pass(comm, name):
     op = getattr(torch.ops.commlib, name.split()[0]).default
     torch.library.opcheck(op, (*CASES[name], comm.graph_name))
 
 
+@slow
 @pytest.mark.parametrize("name", [name for name in CASES if name != "send_recv"])
 def test_an_operator_tells_native_code_of_its_limit(comm, name):
     *given, most = CASES[name]
@@ -221,6 +231,7 @@ def test_an_operator_tells_native_code_of_its_limit(comm, name):
     assert (limited[-1], len(limited)) == (most, len(free) + 1)
 
 
+@slow
 def test_what_compiles_nothing_does_not_load_dynamo(quick_python):
     program = (
         "import sys, torch, commlib\n"
@@ -254,6 +265,7 @@ def with_barrier(comm, x, y):
     return x * 1
 
 
+@slow
 @pytest.mark.parametrize("program", [with_turned, with_barrier])
 @on_ranks(2)
 def test_inductor_may_lay_out_what_a_call_takes_and_keeps_what_is_computed_before_a_barrier(comm, program):
@@ -264,6 +276,7 @@ def test_inductor_may_lay_out_what_a_call_takes_and_keeps_what_is_computed_befor
     torch.testing.assert_close((found, *mine), (program(comm, *eager), *eager))
 
 
+@slow
 def test_a_torch_that_cannot_be_taught_is_named_and_still_compiles_other_things(monkeypatch, caplog):
     def refuse(*given, **more):
         raise TypeError("substitute_in_graph is not what it was")
