@@ -141,6 +141,8 @@ def test_beside_others_a_chart_has_the_plans_choice_each_library_and_the_ratio_a
     names = [name for name, (placement, ours, *_) in WAYS.items() if ours and placement == "plain"]
     assert [line.label for line in latency.lines] == ["commlib", *names]
     assert view.chart_title(found) == "all_reduce, 2 ranks on shm, A CPU"
+    found["fingerprint"]["gpu"] = "A GPU"
+    assert view.chart_title(found) == "all_reduce, 2 × A GPU"
     assert CliRunner().invoke(show, ["x.json", "--plot", "x.pdf"]).output == "", "before anything is read"
 
 

@@ -194,7 +194,7 @@ class KernelView(View):
         lines = [
             f"commlib {machine['commlib']} bench {config['kernel']}: {where}",
             f"torch {machine['torch']}, {cuda}Python {machine['python']}, Linux {machine['kernel']}",
-            f"cases: {config['cases']}, measured for about {config['seconds']:g} s, plus compilation; values are compared",
+            f"cases: {config['cases']}, about {config['seconds']:g} s, plus compilation; values are compared",
             *(GPU_TIMES if on_gpu else ["time: calls back to back, median of interleaved blocks"]),
             BOUNDS.get(config["kernel"], COPY),
             "ratio: the time over ours, and of the middle four fifths of blocks; the line of ours has the best peer's",

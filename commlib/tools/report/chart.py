@@ -134,6 +134,7 @@ def _curves(panel: Panel, axis: Axes) -> None:
     axis.set_xticks([], minor=True)
     if panel.log_y:
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.set_yticks([], minor=True)
     axis.set_ylim(panel.bottom)

@@ -226,7 +226,8 @@ def write_pages(folder: Path, settings: Settings) -> list[tuple[str, str]]:
     for section in sections:
         write(folder / f"{section.name}.md", markdown(section))
     created = min((of["created"] for of in documents.values() if "created" in of), default="")[:16].replace("T", " ")
-    title = f"commlib on {machine.get('gpu') or machine.get('cpu') or 'a machine that is not measured'}"
+    gpus = f"{machine.get('gpus') or 1} × {machine['gpu']}" if machine.get("gpu") else ""
+    title = f"commlib on {gpus or machine.get('cpu') or 'a machine that is not measured'}"
     write(folder / "report.html", html(title, f"commlib {machine.get('commlib', '')}, {created} UTC", sections))
     return texts
 
