@@ -32,13 +32,20 @@ def is_private(name):
     return name.startswith("_") and not name.endswith("__")
 
 
+def outside_functions(nodes):
+    for node in nodes:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            yield from outside_functions(ast.iter_child_nodes(node))
+
+
 @cache
 def names_of(module):
     """Return what can be imported from a module of ours: its names, and the modules of its folder."""
     file = ROOT / f"{module.replace('.', '/')}.py"
     folder = file.with_suffix("")
     file = file if file.is_file() else folder / "__init__.py"
-    nodes = list(ast.walk(tree_of(file))) if file.is_file() else []
+    nodes = list(outside_functions([tree_of(file)])) if file.is_file() else []
     names = {path.stem for path in folder.glob("*")}
     names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -133,8 +133,7 @@ class Dispatcher:
     def _submit(self, queue: Hashable, name: str, call: Callable[[], Any]) -> Work:
         """Submit a call that keeps the communicator, which ends with its last reference, until it is over."""
         self.check_open()
-        owner = self._owner()
-        work = self.executor.submit(queue, name, lambda: (call(), owner)[0])
+        work = self.executor.submit(queue, name, partial(_call_of, self._owner(), call))
         if queue == COLLECTIVE_CALLS and self.executor.orders_later_calls:
             self._pending = self.detour = True
         return work
@@ -151,3 +150,7 @@ class Dispatcher:
     def check_open(self) -> None:
         if self._closed:
             raise Closed(CLOSED_TEXT)
+
+
+def _call_of(owner: object, call: Callable[[], Any]) -> Any:
+    return call()

@@ -38,7 +38,14 @@ Parts = dict[tuple[str, str], float]  # where, phase → ns
 HostCall = list[tuple[str, float]]  # its phases in turn, and their ns
 
 
-Span = tuple[str, float, float]  # a phase of a block of a kernel, from when to when on the GPU's clock, in ns
+class Span(NamedTuple):
+    """A phase of a block of a kernel, on the GPU's clock."""
+
+    phase: str
+    start_ns: float
+    end_ns: float
+
+
 KernelCall = list[list[Span]]  # one call of a kernel, by block; empty without a kernel of ours
 
 
@@ -165,7 +172,7 @@ def _calls_of(rows: Sequence[Sequence[int]]) -> list[list[_Mark]]:
 def _spans(marks: Sequence[_Mark], ns_of_cycle: float) -> list[Span]:
     _, first, start_ns = marks[0]
     times = [start_ns + (clock - first) * ns_of_cycle for _, clock, _ in marks]
-    return [(phase, at, end) for (phase, *_), (at, end) in zip(marks, pairwise(times), strict=False)]
+    return [Span(phase, at, end) for (phase, *_), (at, end) in zip(marks, pairwise(times), strict=False)]
 
 
 def kernel_durations(call: KernelCall) -> Parts:
@@ -173,8 +180,8 @@ def kernel_durations(call: KernelCall) -> Parts:
     means: dict[str, float] = {}
     for phase, start_ns, end_ns in chain.from_iterable(call):
         means[phase] = means.get(phase, 0.0) + (end_ns - start_ns) / len(call)
-    started_ns = min(spans[0][1] for spans in call)
-    ended_ns = max(spans[-1][2] for spans in call)
+    started_ns = min(spans[0].start_ns for spans in call)
+    ended_ns = max(spans[-1].end_ns for spans in call)
     means[IDLE] = ended_ns - started_ns - sum(means.values())
     return {(GPU, phase): ns for phase, ns in means.items()}
 

@@ -237,7 +237,6 @@ def _fastest(rows: Sequence[Row]) -> dict[int, float]:
 def chart_title(document: Mapping[str, Any]) -> str:
     ops = dict.fromkeys(row["op"] for row in document["rows"])
     config, machine = document["config"], document["fingerprint"]
-    where = f"{counted(config['ranks'], 'rank')} on {config['backend']}, {machine['cpu']}"
-    if machine.get("gpu"):
-        where = f"{config['ranks']} × {machine['gpu']}"
+    on_cpu = f"{counted(config['ranks'], 'rank')} on {config['backend']}, {machine['cpu']}"
+    where = f"{config['ranks']} × {machine['gpu']}" if machine.get("gpu") else on_cpu
     return f"{next(iter(ops)) if len(ops) == 1 else 'Collectives'}, {where}"
