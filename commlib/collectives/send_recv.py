@@ -36,7 +36,7 @@ SEND_RECV = Collective(
     algorithms=(
         Algorithm("shm_mailbox", "shm", params=(rows.PULL,), variants=rows.pulled),
         Algorithm("nccl_direct", "nccl", refuses=refuses_lonely),
-        rows.PIPES_MOVE,
+        rows.MESSAGES,
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )

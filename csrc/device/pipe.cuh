@@ -18,11 +18,9 @@
 #pragma once
 
 #include "device/bulk_copy.cuh"
-#include "device/tiles.cuh"
+#include "device/mailbox.cuh"
 
 namespace commlib {
-
-enum Way { kWritten, kTaken };  // what is posted of a pipe
 
 constexpr u32 kPipeShared = 13;     // slots of shared memory that the rings have together
 constexpr u32 kMaxEntries = 32;     // of a ring
@@ -99,7 +97,7 @@ class Pipes {
       const bool is_peer = peer < N && peer != job.rank;
       const u64 all = is_peer ? bytes(static_cast<Way>(way), static_cast<Stage>(stage), peer) : 0;
       board->goal.word[way][stage][peer] = static_cast<u32>(tiles(all).steps());
-      board->signature[way][stage][peer] = signature_of(all);
+      board->signature[way][stage][peer] = signature_of(job, all);
       board->before[way][stage][peer] = block_of(job.rank)->before[way][stage][peer];
     }
     for (u32 i = threadIdx.x; i < (kStages + 1) * kMaxEntries; i += blockDim.x)
@@ -204,8 +202,7 @@ class Pipes {
     return board_->before[way][stage][peer];
   }
   __device__ PipeBlock* block_of(int rank) const {
-    return reinterpret_cast<PipeBlock*>(job_.arena[rank] + places(N).pipe_blocks) +
-           set_ * kPipeBlocks + blockIdx.x;
+    return pipe_block<N>(job_, rank, set_, blockIdx.x);
   }
   __device__ u8* slot(Stage stage, int at, int source, u64 number) const {
     constexpr u64 kPeers = N > 1 ? N - 1 : 1;
@@ -215,24 +212,22 @@ class Pipes {
     return job_.arena[at] + places(N).pipes +
            (pipe * kPipeSlots + number % kPipeSlots) * kSlotBytes;
   }
-  // Of a pipe: both ends must mean the same bytes.
-  __device__ u32 signature_of(u64 bytes) const {
-    const u32 mixed = static_cast<u32>(bytes * 0x9e3779b97f4a7c15ull >> 48);
-    return job_.signature ^ (mixed & ((1u << kSignatureBits) - 1));
-  }
-
   __device__ void post() const {
     const int way = way_of(), stage = stage_of(), peer = peer_of();
     const u32 goal = this->goal(way, stage, peer);
     const u64 first = before(way, stage, peer);
-    u64* word = &block_of(peer < N ? peer : 0)->posted[way][stage][job_.rank];
+    PipeBlock* theirs = block_of(peer < N ? peer : 0);
+    u64* word = &theirs->posted[way][stage][job_.rank];
     u32 posted = 0;
     while (__any_sync(0xffffffffu, posted < goal)) {
       const bool leaves = over();
       const u32 now = look(&board_->done.word[way][stage][peer]);
       if (now != posted) {
+        if (way == kWritten && posted == 0)
+          st_relaxed_sys(&theirs->begun[stage][job_.rank][first % kPipeSlots],
+                         (first + 1) << kSignatureBits | board_->signature[way][stage][peer]);
         if (way == kWritten) fence_sys();  // what was taken has come: nothing is left to order
-        st_relaxed_sys(word, (first + now) << kSignatureBits | board_->signature[way][stage][peer]);
+        st_relaxed_sys(word, first + now);
         posted = now;
       }
       if (__any_sync(0xffffffffu, leaves)) return;
@@ -248,22 +243,22 @@ class Pipes {
     const u64 first = before(my_way, stage, peer);
     const u64 room = seen_way == kTaken ? kPipeSlots : 0;
     const u64* posted = &block_of(job_.rank)->posted[seen_way][stage][peer];
-    const u32 expected = board_->signature[my_way][stage][peer];
+    const u64* begun = &block_of(job_.rank)->begun[stage][peer][first % kPipeSlots];
+    const u64 expected = (first + 1) << kSignatureBits | board_->signature[my_way][stage][peer];
     Patience patience;
     u32 there = 0;
     while (true) {
-      u64 seen = 0;
-      bool foreign = false;
+      u64 seen = 0, call = expected;
       const u32 had = there;
       if (there < goal) {
+        if (seen_way == kWritten && had == 0) call = ld_relaxed_sys(begun);
         seen = ld_acquire_sys(posted);
-        const u64 number = seen >> kSignatureBits;
-        const u64 come = number + room > first ? number + room - first : 0;
+        const u64 come = seen + room > first ? seen + room - first : 0;
         there = come < goal ? static_cast<u32>(come) : goal;
-        foreign = seen_way == kWritten && come > 0 && come <= goal &&
-                  ((seen ^ expected) & ((1u << kSignatureBits) - 1)) != 0;
       }
-      if (there != had && !foreign) {
+      // That of an earlier call was read just before this one's came.
+      if (call != expected) there = had;
+      if (there != had) {
         patience = Patience();
         fence_async();  // for the copies of the warps that see it
         say(&board_->seen.word[my_way][stage][peer], there);
@@ -274,15 +269,17 @@ class Pipes {
       const u32 first_stage = waiting & 0x000000ffu, any_stage = waiting & 0x0000ffffu;
       const u32 blamed = first_stage ? first_stage : any_stage ? any_stage : waiting;
       bool leaves = false;
-      if (foreign) {
-        leaves = patience.gives_up(job_, peer, seen,
-                                   seen >> kSignatureBits << kSignatureBits | expected);
-        there = had;
+      if (call != expected && call >> kSignatureBits == first + 1) {
+        leaves = patience.gives_up(job_, peer, call, expected);
       } else if ((blamed >> lane & 1) != 0 && there == had && patience.runs_out()) {
-        leaves = patience.gives_up(job_, peer, seen, seen);
+        // Of a message that is shorter than this one there are packets. Those that come behind this
+        // one are seen only with its tiles.
+        const bool shorter = set_ == kMessages && seen_way == kWritten && blockIdx.x == 0 &&
+                             Mailboxes<N>(job_).has_come(peer) && ld_acquire_sys(posted) == seen;
+        leaves = patience.gives_up(job_, peer, shorter ? expected ^ 1 : expected, expected);
       }
       if (__any_sync(0xffffffffu, leaves)) break;
-      if (waiting == 0 && !__any_sync(0xffffffffu, foreign)) return;
+      if (waiting == 0) return;
     }
     say(&board_->over, 1);
   }

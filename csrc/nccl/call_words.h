@@ -6,11 +6,13 @@
 
 namespace commlib::nccl {
 
-enum Param { kBlocks, kThreads, kGrainBytes, kTileBytes };
-inline const ParamNames kParams = {"blocks", "threads", "grain_bytes", "tile_bytes"};
+enum Param { kBlocks, kThreads, kGrainBytes, kTileBytes, kPacketBytes };
+inline const ParamNames kParams = {"blocks", "threads", "grain_bytes", "tile_bytes",
+                                   "packet_bytes"};
 
 inline Shape shape_of(const Params& params) {
-  return {params[kBlocks], params[kThreads], params[kGrainBytes], params[kTileBytes]};
+  return {params[kBlocks], params[kThreads], params[kGrainBytes], params[kTileBytes],
+          params[kPacketBytes]};
 }
 
 // Whether ranks know their own sizes alone. All must choose one algorithm all the same: it is that

@@ -135,7 +135,20 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
   job.signature = Signature(alike ? job.what : static_cast<uint64_t>(call.op),
                             alike ? job.bytes : 0, call.detail, blocks, threads, shape.tile_bytes)
                       .bits();
-  launch_in_order(instance, job, &moves, {blocks, threads}, stream, capture);
+  Size size{blocks, threads};
+  if (call.op == Op::send_recv) {
+    moves.max_blocks = blocks;
+    moves.packet_bytes = std::min<u64>(shape.packet_bytes, u64{blocks} * kMailPackets * 8);
+    const u64 longest = longest_message(moves, rank_);
+    if (longest <= moves.packet_bytes) {
+      job.tile_bytes = 0;
+      const MailShare share(longest, blocks);
+      const u64 warps = (share.packets + 31) / 32;
+      size = {static_cast<unsigned>(share.blocks),
+              static_cast<unsigned>(std::min<u64>(warps * 32, threads))};
+    }
+  }
+  launch_in_order(instance, job, &moves, size, stream, capture);
 }
 
 void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const void* more,

@@ -43,9 +43,10 @@ const Kernels::Instance& Kernels::get_row(int index, const Call& call, int world
 }
 
 Grid Kernels::grid_of(const Instance& instance, const Job& job, unsigned blocks, unsigned threads) {
+  if (job.tile_bytes == 0 || !moves_tiles(instance)) return {blocks, threads, 0, true};
   const unsigned shared =
       instance.shared_tiles * job.tile_bytes + instance.shared_slots * kSlotBytes;
-  return {blocks, threads, shared, !moves_tiles(instance)};
+  return {blocks, threads, shared, false};
 }
 
 void Kernels::launch(const Instance& instance, const Job& job, const void* more, const Grid& grid,

@@ -19,7 +19,8 @@ struct Shape {
   unsigned blocks;
   unsigned threads;
   unsigned grain_bytes;
-  unsigned tile_bytes;  // of a step
+  unsigned tile_bytes;    // of a step
+  unsigned packet_bytes;  // messages of at most so many move in packets
 
   // Throws ValueError unless kernels have room for it.
   void check() const;

@@ -2,6 +2,8 @@
 // for the root.
 #pragma once
 
+#include <algorithm>
+
 #include "commlib/call.h"
 #include "commlib/job.h"
 
@@ -12,7 +14,6 @@ inline Moves moves_of(const Call& call, int rank, int world) {
   const u64 block = call.bytes(), element = call.element();
   u64 in_at = 0, out_at = 0;
   m.longest = block;
-  m.pipe_set = call.op == Op::send_recv ? kMessages : kCollectives;
   for (int r = 0; r < world; ++r) {
     const bool mine = r == rank, root = rank == call.root;
     switch (call.op) {
@@ -83,6 +84,14 @@ inline Moves moves_of(const Call& call, int rank, int world) {
     }
   }
   return m;
+}
+
+// Of a call that moves messages; what a rank sends to itself has no packets, however short.
+inline u64 longest_message(const Moves& moves, int rank) {
+  u64 longest = moves.send_bytes[rank] > 0 ? ~0ull : 0;
+  for (int r = 0; r < kMaxPeers; ++r)
+    longest = std::max({longest, moves.send_bytes[r], moves.take_bytes[r]});
+  return longest;
 }
 
 }  // namespace commlib::nccl

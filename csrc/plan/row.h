@@ -10,7 +10,7 @@
 
 namespace commlib {
 
-constexpr int kMaxParams = 4;  // of an algorithm
+constexpr int kMaxParams = 5;  // of an algorithm
 // In the order in which the backend names those that it knows.
 using Params = std::array<uint32_t, kMaxParams>;
 using ParamNames = std::vector<const char*>;

@@ -22,7 +22,7 @@ PIPES = {
     name: algorithm.name
     for name, spec in COLLECTIVES.items()
     for algorithm in spec.algorithms
-    if algorithm.name == "lsa_pipe_exchange" and algorithm.kernel == "all_to_all"
+    if algorithm.name == "lsa_pipe_exchange" and algorithm.kernel != "reduce"
 }
 NAMES = [name for name in COLLECTIVES if name != "barrier"]
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]

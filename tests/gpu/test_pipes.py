@@ -57,7 +57,7 @@ def test_large_calls_of_two_communicators_run_side_by_side_in_no_order(comm: Com
 
 def message(source: int, target: int, number: int, device: torch.device) -> torch.Tensor:
     """The number-th of a pair: any length, at any address."""
-    length = random.Random((source, target, number).__hash__()).randint(1, 1 << 19)
+    length = int(2 ** random.Random((source, target, number).__hash__()).uniform(0, 19))  # in packets, or in tiles
     values = torch.arange(length + number % 3, device=device) + 31 * source + 7 * target + number
     return values.to(torch.uint8)[number % 3 :]
 
@@ -105,6 +105,39 @@ def test_a_message_longer_than_all_slots_waits_for_a_late_rank(comm: Communicato
     return "" if bool((out == left + 1).all()) else f"rank {comm.rank}: what rank {left} sent has changed"
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+@on_every_rank
+def test_a_call_sends_in_packets_and_takes_tiles(comm: Communicator, in_graph: bool) -> str:
+    """Around a ring, more at a time than a mailbox holds: of each call's lengths, any may be short."""
+    draw, right, left = random.Random(7), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    lengths = [
+        [draw.choice((1, 13, 4096, 1 << 18, (1 << 18) + 1, 1 << 20)) for _ in range(comm.size)] for _ in range(9)
+    ]
+    x = [torch.empty(each[comm.rank], dtype=torch.uint8, device=comm.device) for each in lengths]
+    out = [torch.empty(each[left], dtype=torch.uint8, device=comm.device) for each in lengths]
+
+    def run() -> None:
+        for each_x, each_out in zip(x, out, strict=True):
+            comm.send_recv(each_x, right, each_out, left)
+
+    wrong, graph = [], torch.cuda.CUDAGraph()
+    with pinned(comm, "send_recv", PIPES["send_recv"]):
+        run()
+        if in_graph:
+            with torch.cuda.graph(graph):
+                run()
+        for turn in range(5):
+            for number, (each_x, each_out) in enumerate(zip(x, out, strict=True)):
+                each_x.fill_(64 * comm.rank + 9 * turn + number)
+                each_out.fill_(255)
+            graph.replay() if in_graph and turn != 3 else run()
+            for number, each_out in enumerate(out):
+                if bool((each_out != 64 * left + 9 * turn + number).any()):
+                    wrong.append(f"rank {comm.rank}: message {number} of turn {turn} has changed")
+        graph.reset()
+    return first(wrong) if wrong else ""
+
+
 def disagree(comm: Communicator, name: str) -> str:
     made = impatient(comm, name, PIPES[name])
     warm_up(Steady(made, name, 1000))
@@ -115,15 +148,16 @@ def disagree(comm: Communicator, name: str) -> str:
     return text
 
 
-def misunderstand(comm: Communicator) -> str:
-    """Rank 0 sends more than rank 1 expects."""
-    made = impatient(comm, "send_recv", PIPES["send_recv"])
-    x = torch.zeros(4096, dtype=torch.uint8, device=made.device)
-    if made.rank == 0:
-        made.send(x, 1)
-    elif made.rank == 1:
-        made.recv(x[:4000], 0)
-    text = finish(made)
+def misunderstand(comm: Communicator, name: str, sent: int, expected: int) -> str:
+    """Rank 0 sends more than the others expect, or less: all of it, before they look."""
+    made = impatient(comm, name, PIPES[name])
+    x = torch.zeros(expected if made.rank else sent, dtype=torch.uint8, device=made.device)
+    calls = (made.send, made.recv) if name == "send_recv" else (made.broadcast, made.broadcast)
+    comm.barrier()
+    if made.rank > 0:
+        time.sleep(0.1)
+    peer = 1 - made.rank if name == "send_recv" else 0
+    text = error_of(lambda: calls[made.rank](x, peer)) or finish(made)
     comm.barrier()
     made.close()
     return text
@@ -142,6 +176,14 @@ def test_different_sizes_are_an_error(nccl_ranks: Ranks, name: str) -> None:
     assert all("ranks disagree" in text for text in found), found
 
 
-def test_a_message_of_another_length_is_an_error_where_it_comes(nccl_ranks: Ranks) -> None:
-    found = nccl_ranks.run(misunderstand, world=2)
+LENGTHS = [(4096, 4000), (1 << 20, 1 << 19), (4000, 1 << 19), (1 << 19, 4000)]  # packets, tiles, the one or the other
+
+
+@pytest.mark.parametrize(
+    "name, sent, expected", [("broadcast", 1 << 20, 1 << 19), *(("send_recv", *x) for x in LENGTHS)]
+)
+def test_more_or_less_than_a_rank_expects_is_an_error_there(
+    nccl_ranks: Ranks, name: str, sent: int, expected: int
+) -> None:
+    found = nccl_ranks.run(misunderstand, name, sent, expected, world=2)
     assert "ranks disagree" in found[1], found

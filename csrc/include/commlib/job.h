@@ -3,12 +3,12 @@
 //
 // Each rank has one arena, mapped by every peer:
 //
-//   Control | LL slots | LL128 slots | Lamport slots | TileBlocks | PipeBlocks | pipes | tile slots
-//   | user arena
+//   Control | LL slots | LL128 slots | Lamport slots | TileBlocks | PipeBlocks | pipes | MailBlocks
+//   | mailboxes | tile slots | user arena
 //
 // A rank writes into the slots of its peers and reads its own; slot (…, s, …) of a rank is written
-// by rank s alone. Everything a kernel remembers from call to call lies in Control, TileBlocks and
-// PipeBlocks, so a replayed graph and an eager call continue each other.
+// by rank s alone. Everything a kernel remembers from call to call lies in Control, TileBlocks,
+// PipeBlocks and MailBlocks, so a replayed graph and an eager call continue each other.
 #pragma once
 
 #include "commlib/types.h"
@@ -27,12 +27,15 @@ constexpr int kDepth = 3;            // steps that a block pushes ahead of what 
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/tiles.cuh
 constexpr int kStages = 2;              // of a call that moves tiles: scatter, gather
 constexpr u64 kPipeBlocks = 32;         // at most, of a grid that moves tiles through pipes
+constexpr u32 kMailPackets = 2048;      // of a block in one message, at most
+constexpr u64 kMailSlots = 4;           // messages between two ranks that are on their way
 constexpr int kSignatureBits = 16;
 constexpr u32 kGraphs = 512;  // graphs of a communicator whose calls are counted; from 1, 0: none
 
 // Pipes of collectives; of messages, which pairs order for themselves, and which no rank but the
 // two counts among its calls.
 enum PipeSet : u64 { kCollectives, kMessages, kPipeSets };
+enum Way { kWritten, kTaken };  // what is posted of a pipe
 
 // The call a rank waits in, for the error message of a peer that waits for it.
 struct CallRecord {
@@ -85,15 +88,29 @@ struct alignas(256) TileBlock {
   alignas(128) u64 posted[kStages][kMaxPeers];  // the step that each peer has posted
 };
 
+// Tiles that a pipe holds. All pipes into a block share the link, so more of them need fewer each.
+constexpr u64 kMaxPipeSlots = 32;
+COMMLIB_BOTH constexpr u64 pipe_slots(u64 n) {
+  return n < 3 ? kMaxPipeSlots : n < 6 ? kMaxPipeSlots / (n - 1) : 6;
+}
+
 // What a block of a grid that moves tiles through pipes remembers of each pipe, and what peers
 // write to it: tiles written, and tiles taken (device/pipe.cuh).
 struct alignas(256) PipeBlock {
   u64 before[2][kStages][kMaxPeers];  // in calls that are over
   u64 posted[2][kStages][kMaxPeers];  // by each peer
+  // By each peer, of the calls whose first tile lies in a slot: which call it is. One that sends
+  // more than this rank expects may have posted its last tile before this rank looks.
+  u64 begun[kStages][kMaxPeers][kMaxPipeSlots];
 };
 
-// Tiles that a pipe holds. All pipes into a block share the link, so more of them need fewer each.
-COMMLIB_BOTH constexpr u64 pipe_slots(u64 n) { return n < 3 ? 32 : n < 6 ? 32 / (n - 1) : 6; }
+// What a block of a grid that moves short messages remembers of each peer: how many it has sent
+// there and taken from there; and what peers write to it: how many of its own they have taken
+// (device/mailbox.cuh).
+struct alignas(256) MailBlock {
+  u64 sent[kMaxPeers], taken[kMaxPeers];
+  alignas(128) u64 posted[kMaxPeers];
+};
 
 // What a kernel that gave up tells the host; in host memory.
 struct Report {
@@ -126,7 +143,7 @@ struct Job {
   Report* report;
   u64 timeout_ns;
   u64 what;
-  u32 tile_bytes;  // of a step, at most kSlotBytes
+  u32 tile_bytes;  // of a step, at most kSlotBytes; 0: nothing moves in tiles
   int rank;
   int world;
   int redop;
@@ -150,7 +167,20 @@ struct Moves {
   u64 send_at[kMaxPeers], send_bytes[kMaxPeers];  // in `in`, for rank r
   u64 take_at[kMaxPeers], take_bytes[kMaxPeers];  // in `out`, from rank r
   u64 longest;                                    // of all ranks' blocks, equal on all ranks
-  u64 pipe_set;                                   // that they go through
+  u64 packet_bytes;                               // longer messages move in tiles
+  u64 max_blocks;                                 // that one message takes
+};
+
+// What moves of a message in packets of 8 bytes: blocks, and packets of each but the last.
+struct MailShare {
+  u64 blocks, packets;
+
+  COMMLIB_BOTH MailShare(u64 bytes, u64 max_blocks) {
+    constexpr u64 kFew = 128;  // one for each thread of few
+    const u64 all = (bytes + 7) / 8, wanted = (all + kFew - 1) / kFew;
+    blocks = wanted < max_blocks ? wanted : max_blocks;
+    packets = (all + blocks - 1) / blocks;
+  }
 };
 
 // The second parameter of the kernel around the copies of engines.
@@ -162,7 +192,7 @@ struct Reads {
 // Where the parts of an arena begin, for a world of n. Slots of tiles follow the TileBlocks; how
 // much room they take depends on the GPU.
 struct Places {
-  u64 ll, ll128, lamport, tile_blocks, pipe_blocks, pipes, tiles;
+  u64 ll, ll128, lamport, tile_blocks, pipe_blocks, pipes, mail_blocks, mail, tiles;
 };
 
 // Warps of a grid that moves packets between n ranks, at most: many ranks have many slots.
@@ -181,8 +211,10 @@ COMMLIB_BOTH constexpr Places places(u64 n) {
   const u64 pipe_blocks = place_after(tile_blocks, kMaxTileBlocks * sizeof(TileBlock));
   const u64 pipes = place_after(pipe_blocks, kPipeSets * kPipeBlocks * sizeof(PipeBlock));
   const u64 pipe_bytes = n > 1 ? (n - 1) * pipe_slots(n) * kSlotBytes : 0;
-  const u64 tiles = place_after(pipes, (kStages + 1) * kPipeBlocks * pipe_bytes);
-  return {ll, ll128, lamport, tile_blocks, pipe_blocks, pipes, tiles};
+  const u64 mail_blocks = place_after(pipes, (kStages + 1) * kPipeBlocks * pipe_bytes);
+  const u64 mail = place_after(mail_blocks, kPipeBlocks * sizeof(MailBlock));
+  const u64 tiles = place_after(mail, n * kPipeBlocks * kMailSlots * kMailPackets * 16);
+  return {ll, ll128, lamport, tile_blocks, pipe_blocks, pipes, mail_blocks, mail, tiles};
 }
 // Where the user arena begins.
 COMMLIB_BOTH constexpr u64 user_place(u64 n, u64 tile_blocks) {
