@@ -33,6 +33,7 @@ class Server:
         with self.log.open("w") as log:
             more = vllm_model.variables(ranks, engines)
             self.process = subprocess.Popen(command, env=os.environ | more, stdout=log, stderr=log)
+        self.root = psutil.Process(self.process.pid)
 
     def wait_until_it_answers(self) -> None:
         while True:
@@ -58,7 +59,7 @@ class Server:
     def worker(self, rank: int) -> psutil.Process:
         (found,) = (
             each
-            for each in psutil.Process(self.process.pid).children(recursive=True)
+            for each in self.root.children(recursive=True)
             if f"Worker_TP{rank}" in " ".join(each.cmdline())
         )
         return found
@@ -76,11 +77,13 @@ def served(folder: Path, ranks: int, engines: str) -> Iterator[Server]:
         server.wait_until_it_answers()
         yield server
     finally:
+        processes = [server.root, *server.root.children(recursive=True)]
         server.process.send_signal(signal.SIGINT)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             server.process.wait(60)
-        except subprocess.TimeoutExpired:
-            server.process.kill()
+        for process in processes:  # a worker that a failed test left stopped would hold its locks forever
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def answers(server: Server) -> list[Any]:
@@ -93,17 +96,18 @@ def test_two_ranks_answer_with_the_same_tokens_and_a_worker_that_stops_or_dies_i
     with served(tmp_path / "plain", 2, "") as server:
         plain = answers(server)
         assert "on commlib" not in server.text()
-    with served(tmp_path / "ours", 2, "vllm") as server, ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, served(tmp_path / "ours", 2, "vllm") as server:
         assert answers(server) == plain
         assert "vLLM tp:0: 2 ranks on commlib, backend shm" in server.text()
         lost, waiting = server.worker(1), server.worker(0)
+        server.tokens([5, 7, 11], 200)  # compiles what it needs, under a lock that a stopped worker would keep
         request = pool.submit(server.tokens, [5, 7, 11], 200)
         time.sleep(0.3)
         lost.suspend()
         time.sleep(2)
         command = [sys.executable, "-m", "commlib", "debug", str(waiting.pid)]
         said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        assert "rank 1 has not made all_reduce" in said
+        assert "rank 1 has not made all_" in said  # reduce, or gather
         assert f"process {lost.pid} is stopped by a signal" in " ".join(said.split())
         lost.resume()
         assert len(request.result()) == 200
@@ -111,4 +115,4 @@ def test_two_ranks_answer_with_the_same_tokens_and_a_worker_that_stops_or_dies_i
         time.sleep(0.3)
         lost.kill()
         assert request.result() == 500
-        assert f"PeerLost: rank 1 (process {lost.pid}) died; rank 0 was in all_reduce" in server.text()
+        assert f"PeerLost: rank 1 (process {lost.pid}) died; rank 0 was in all_" in server.text()
