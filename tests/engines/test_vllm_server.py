@@ -58,9 +58,7 @@ class Server:
 
     def worker(self, rank: int) -> psutil.Process:
         (found,) = (
-            each
-            for each in self.root.children(recursive=True)
-            if f"Worker_TP{rank}" in " ".join(each.cmdline())
+            each for each in self.root.children(recursive=True) if f"Worker_TP{rank}" in " ".join(each.cmdline())
         )
         return found
 
