@@ -18,7 +18,7 @@ load_plugins()
 others = ("pynccl", "mscclpp", "torch_symm_mem_all_reduce", "hpu_communicator", "xpu_communicator")
 uses = {f"use_{name}": name == "custom_allreduce" for name in (*others, "custom_allreduce")}
 tp = GroupCoordinator([list(range(size))], rank, dist.get_backend(), group_name="tp", **uses)
-print("class", type(tp.ca_comm).__module__)
+sys.stdout.write(f"class {type(tp.ca_comm).__module__}\n")  # at once: ranks share it
 flashinfer_comm_fusion.resolve_fusion_group = lambda *, use_attn_tp_group: (size, rank, tp)
 for dtype in (torch.float32, torch.bfloat16):
     parts = [torch.randn(6, 256, generator=torch.Generator().manual_seed(k)).to(dtype).to(device) for k in range(size)]
@@ -44,5 +44,5 @@ for dtype in (torch.float32, torch.bfloat16):
             torch.cuda.synchronize()
             torch.testing.assert_close(out, total * scale)
         del graph
-print("values right")
+sys.stdout.write("values right\n")
 tp.ca_comm.close()

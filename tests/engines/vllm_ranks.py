@@ -4,6 +4,7 @@ The checks are those of vLLM's own tests/distributed/test_comm_ops.py.
 """
 
 import os
+import sys
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -16,7 +17,7 @@ with set_current_vllm_config(VllmConfig()):
     parallel_state.init_distributed_environment(size, rank, "env://", rank, backend="gloo")
     parallel_state.initialize_model_parallel(size)
 tp = parallel_state.get_tp_group()
-print("class", type(tp.device_communicator).__module__)
+sys.stdout.write(f"class {type(tp.device_communicator).__module__}\n")  # at once: ranks share it
 for dtype in (torch.float32, torch.bfloat16, torch.int32):
     parts = [(torch.arange(96) % 40 + r).to(dtype).view(2, 6, 8) for r in range(size)]
     x, total = parts[rank], sum(parts[1:], parts[0])
@@ -42,8 +43,8 @@ else:
 try:
     tp.device_communicator.suspend()
 except NotImplementedError as error:
-    print("refused:", error)
-print("values right")
+    sys.stdout.write(f"refused: {error}\n")
+sys.stdout.write("values right\n")
 tp.barrier()
 parallel_state.destroy_model_parallel()
 parallel_state.destroy_distributed_environment()
