@@ -4,9 +4,12 @@
 # RANKS is the number of GPUs if it is left out. `first`: values, a plan, and all libraries side by side with it; `second`:
 # random mixtures, faults, PyTorch's own tests, programs. Compile the kernels beforehand: benchmarks/README.md.
 set -uo pipefail
-cd "$(dirname "$0")"
-part=${1:?first or second} ranks=${2:-$(nvidia-smi -L | wc -l)}
-OUT=$(realpath "${OUT:-../build/whole_box}") && mkdir -p "$OUT"
+here=$(realpath "$(dirname "$0")") part=${1:-} ranks=${2:-$(nvidia-smi -L 2>/dev/null | wc -l)}
+if [[ ! $part =~ ^(first|second)$ ]] || ((ranks < 2)); then
+  echo "whole_box.sh first|second [RANKS]: needs two GPUs or more, found $ranks" >&2
+  exit 2
+fi
+OUT=$(realpath -m "${OUT:-$here/../build/whole_box}") && mkdir -p "$OUT" && cd "$here" || exit
 
 step() { # step NAME SECONDS COMMAND…
   local name=$1 limit=$2 begun=$SECONDS

@@ -557,7 +557,8 @@ class Communicator:
     def send(self, x: Tensor, dst: int, async_op: bool = False) -> Work | None:
         """Send to rank `dst`, which calls recv; the messages of a pair match in the order of their calls.
 
-        On shm `dst` may be this rank. `x` may have any size; `async_op`: see Communicator.
+        It may wait for that recv: ranks that send to each other call send_recv. On shm `dst` may be this rank. `x` may
+        have any size; `async_op`: see Communicator.
 
         Example:
             >>> comm.send(torch.ones(3), dst=1)  # rank 1: comm.recv(torch.empty(3), src=0)

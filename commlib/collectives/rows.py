@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -176,5 +175,5 @@ PIPED = partial(Algorithm, backend="nccl", refuses=refuses_before_hopper, params
 LINES_MOVE = Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines)
 LINES_REDUCE = Algorithm("lsa_ll128_exchange", "nccl", kernel="reduce", params=PACKETS, variants=lines)
 PIPES_MOVE = PIPED("lsa_pipe_exchange", kernel="all_to_all")
-MESSAGES = replace(PIPES_MOVE, kernel="send_recv", params=(*PIPES, Param("packet_bytes", 256 * _K, 0, 512 * _K)))
+MESSAGES = PIPED(PIPES_MOVE.name, kernel="send_recv", params=(*PIPES, Param("packet_bytes", 256 * _K, 0, 512 * _K)))
 PIPES_REDUCE = PIPED("lsa_pipe_exchange", kernel="reduce")

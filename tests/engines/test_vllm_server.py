@@ -71,11 +71,12 @@ def served(folder: Path, ranks: int, engines: str) -> Iterator[Server]:
     folder.mkdir()
     vllm_model.write_model(folder)
     server = Server(folder, ranks, engines)
+    processes = [server.root]
     try:
         server.wait_until_it_answers()
+        processes += server.root.children(recursive=True)
         yield server
     finally:
-        processes = [server.root, *server.root.children(recursive=True)]
         server.process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.process.wait(60)
