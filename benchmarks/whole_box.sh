@@ -25,13 +25,13 @@ done
 bench=(--graph -d bfloat16 --algorithms auto "${peers[@]}")
 
 if [ "$part" = first ]; then
-  step values 120 commlib test -n "$ranks" -o "$OUT/values.json"
-  step tune 130 commlib tune all_reduce all_gather reduce_scatter all_to_all all_reduce_rms_norm -n "$ranks" --mode graph \
-    -d bfloat16 --time 110 -o "$OUT/plan.json"
+  step values 120 commlib test --quick -n "$ranks" -o "$OUT/values.json"
+  step tune 150 commlib tune all_reduce all_reduce_rms_norm all_gather reduce_scatter all_to_all broadcast -n "$ranks" --mode graph \
+    -d bfloat16 --time 90 -o "$OUT/plan.json"
   [ -f "$OUT/plan.json" ] && export COMMLIB_PLAN=$OUT/plan.json
   step all_reduce 70 commlib bench all_reduce -n "$ranks" --sizes 1K,16K,64K,256K,512K,1M,2M,4M,8M,16M,64M "${bench[@]}" \
     --time 45 -o "$OUT/all_reduce.json"
-  step moves 90 commlib bench all_gather reduce_scatter all_to_all broadcast send_recv -n "$ranks" \
+  step moves 90 commlib bench all_gather reduce_scatter all_to_all broadcast -n "$ranks" \
     --sizes 1K,64K,1M,4M,16M,64M,256M "${bench[@]}" --time 60 -o "$OUT/moves.json"
   step norms 60 commlib run -n "$ranks" python3 norms.py --tokens 1,4,16,64,256,1024 --widths 8192 --time 2 -o "$OUT/norms.json"
   for fewer in 5 6 7; do

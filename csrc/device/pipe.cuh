@@ -259,7 +259,7 @@ class Pipes {
       // That of an earlier call was read just before this one's came.
       if (call != expected) there = had;
       if (there != had) {
-        patience = Patience();
+        patience = Patience(there > room);
         fence_async();  // for the copies of the warps that see it
         say(&board_->seen.word[my_way][stage][peer], there);
       }

@@ -103,16 +103,18 @@ __device__ __noinline__ bool give_up(const Job& job, int peer, u64 flag, u64 exp
   if (ended != 0) return leave(job);
   Ending why = Ending::none;
   if (flag != expected && (flag ^ expected) >> kSignatureBits == 0) why = Ending::mismatch;
-  if (now - since >= job.timeout_ns) why = Ending::timeout;
+  if (now >= since + job.timeout_ns) why = Ending::timeout;
   if (aborted(job, now)) why = Ending::aborted;
   if (why == Ending::none) return false;
   end_call(job, why, peer);
   return leave(job);
 }
 
-// Counts polls of one wait; its clock starts when it runs out for the first time.
+// Counts polls of one wait; its clock starts when it runs out for the first time. A peer that has
+// come may itself wait for one that has not: who waits for the latter is to say so, and is first.
 class Patience {
  public:
+  __device__ __forceinline__ explicit Patience(bool has_come = false) : has_come_(has_come) {}
   // The first question comes early: calls that were queued when all ended leave in microseconds.
   __device__ __forceinline__ bool runs_out() { return (++polls_ & 1023) == 64; }
   __device__ __forceinline__ bool gives_up(const Job& job, int peer, u64 flag, u64 expected) {
@@ -124,7 +126,7 @@ class Patience {
     }
     const u64 now = clock_ns();
     if (since_ <= kAsked) {
-      since_ = now;
+      since_ = has_come_ ? now + kGraceNs : now;
       announce(job);
     }
     return give_up(job, peer, flag, expected, since_, now);
@@ -132,6 +134,8 @@ class Patience {
 
  private:
   static constexpr u64 kAsked = 1;
+  static constexpr u64 kGraceNs = 50'000'000;
+  bool has_come_;
   u32 polls_ = 0;
   u64 since_ = 0;  // 0: it has not asked; kAsked: once
 };

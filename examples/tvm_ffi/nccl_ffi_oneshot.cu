@@ -14,8 +14,8 @@
 using commlib::ffi::Deadline;
 using tvm::ffi::TensorView;
 
-constexpr int kBlocks = 32, kThreads = 512, kMaxRanks = 8;
-constexpr int64_t kSlotBytes = 16 << 10;  // kBlocks × kMaxRanks × 2 of them are 8 MiB
+constexpr int kBlocks = 128, kThreads = 512, kMaxRanks = 8;
+constexpr int64_t kRoomBytes = 32 << 20;  // as in oneshot.py
 
 struct Ranks {
   unsigned char* const* rooms;
@@ -24,10 +24,14 @@ struct Ranks {
   Deadline* deadline;
   int rank, size;
 
+  // All slots of a room are two for each block and rank.
+  __host__ __device__ int64_t slot_bytes() const {
+    return kRoomBytes / (2 * kBlocks * size) / 16 * 16;
+  }
   // In the room of `owner`, what rank `from` pushes in this step.
   __device__ unsigned char* slot(int owner, uint64_t step, int from) const {
     const int64_t slots = (static_cast<int64_t>(step % 2) * size + from) * kBlocks + blockIdx.x;
-    return rooms[owner] + slots * kSlotBytes;
+    return rooms[owner] + slots * slot_bytes();
   }
   // Of `owner`, the word that rank `from` sets.
   __device__ uint64_t* word(int owner, int from) const {
@@ -105,7 +109,7 @@ void launch(TensorView out, TensorView x, const Ranks& ranks) {
   // The bytes of a piece are the same on all ranks, also where their tensors are aligned otherwise.
   const int64_t bytes = x.numel() * static_cast<int64_t>(sizeof(T));
   const int64_t share = (bytes + kBlocks * 16 - 1) / (kBlocks * 16) * 16;
-  const int64_t piece_bytes = std::min(kSlotBytes, std::max<int64_t>(share, 1024));
+  const int64_t piece_bytes = std::min(ranks.slot_bytes(), std::max<int64_t>(share, 1024));
   const int64_t blocks = std::min<int64_t>(kBlocks, (bytes + piece_bytes - 1) / piece_bytes);
   void* const stream = TVMFFIEnvGetStream(kDLCUDA, x.device().device_id);
   oneshot<T, N><<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(

@@ -33,6 +33,7 @@ PER_OP_S, USED = 60.0, 0.9  # from the start to the plan; the first blocks of la
 HIGH_CPU, HIGH_GPU = 64 << 20, 256 << 20
 CHECK_BYTES, CHECK_EVERY = 4 << 20, 8  # values are compared at every eighth size up to here, and where an option is new
 TIMED = Protocol(block_s=200e-6, blocks=(5, 100), race=1.25, slow_s=4.0)
+ROOTED = replace(TIMED, block_s=None)  # a root runs ahead: how fast such calls are shows in long blocks
 
 
 class Tuning:
@@ -98,7 +99,8 @@ class Tuning:
             check = (done % CHECK_EVERY == 0 and size <= CHECK_BYTES) or not seen.issuperset(meant)
             seen |= set(meant)
             left_s = self.comm.broadcast_object(max(deadline - time.monotonic(), 0.0), 0) / (len(counts) - done)
-            protocol = replace(TIMED, budget_s=left_s, graph=case.mode == "graph", check=check)
+            timed = ROOTED if case.collective.rooted else TIMED
+            protocol = replace(timed, budget_s=left_s, graph=case.mode == "graph", check=check)
             call = Call(self.comm.rank, self.comm.size, count, case.dtype)
             candidates = [self._candidate(case, option) for option in meant.values()]
             measured = measure(self.comm, case.collective, call, ordered, candidates, protocol)
