@@ -53,6 +53,6 @@ def refuses_shm(dtype: torch.dtype, redop: str, size: int) -> str | None:
 ALGORITHMS = {
     "all_reduce": [
         Algorithm("shm_ffi_oneshot", "shm", function=shm, room_bytes=4 << 20, refuses=refuses_shm),
-        Algorithm("nccl_ffi_oneshot", "nccl", function=nccl, room_bytes=32 << 20, refuses=refuses),
+        Algorithm("nccl_ffi_oneshot", "nccl", function=nccl, room_bytes=32 << 20, sms=128, refuses=refuses),
     ]
 }
