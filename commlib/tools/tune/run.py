@@ -88,23 +88,25 @@ class Tuning:
         self._twin.close()
 
     def _samples(self, case: Case, deadline: float) -> Samples:
-        """Time what is offered at each size, and leave out what gives wrong values or raises an error."""
+        """Time what is offered, the roughest grid of sizes first, without what raises errors or is wrong."""
         counts, plain = case.counts(self.comm.size, self.order.low, self.high), replace(case, placement="plain")
         samples, left_out, seen = Samples(), set[Option](), set[Option]()
-        for done, (size, count) in enumerate(counts.items()):
+        rough_first = dict.fromkeys(size for step in (8, 4, 2, 1) for size in list(counts)[::-step][::-1])
+        for done, size in enumerate(rough_first):
+            left_s = self.comm.broadcast_object(deadline - time.monotonic(), 0)
+            if left_s < 0 and done > len(counts) // 8:
+                break
             meant = {option: option for option in self._offered(case, size)}
             if case.placement == "symmetric" and (option := self.setup.incumbent(plain, size)):
                 meant[PLAIN] = samples.plain[size] = option
             meant = {option: means for option, means in meant.items() if option not in left_out}
             check = (done % CHECK_EVERY == 0 and size <= CHECK_BYTES) or not seen.issuperset(meant)
             seen |= set(meant)
-            left_s = self.comm.broadcast_object(max(deadline - time.monotonic(), 0.0), 0) / (len(counts) - done)
-            timed = ROOTED if case.collective.rooted else TIMED
-            protocol = replace(timed, budget_s=left_s, graph=case.mode == "graph", check=check)
-            call = Call(self.comm.rank, self.comm.size, count, case.dtype)
-            candidates = [self._candidate(case, option) for option in meant.values()]
-            measured = measure(self.comm, case.collective, call, ordered, candidates, protocol)
-            results = dict(zip(meant, measured, strict=True))
+            timed, budget_s = ROOTED if case.collective.rooted else TIMED, max(left_s, 0.0) / (len(counts) - done)
+            protocol = replace(timed, budget_s=budget_s, graph=case.mode == "graph", check=check)
+            call = Call(self.comm.rank, self.comm.size, counts[size], case.dtype)
+            tried = [self._candidate(case, option) for option in meant.values()]
+            results = dict(zip(meant, measure(self.comm, case.collective, call, ordered, tried, protocol), strict=True))
             samples.times[size] = {option: tuple(result.times_s) for option, result in results.items()}
             for option in (option for option, result in results.items() if result.skipped or result.wrong):
                 wrong = f"{counted(results[option].wrong or 0, 'wrong value')} at {counted(size, 'byte')}"
@@ -154,9 +156,7 @@ class Tuning:
         rest = ", ".join(str(case) for case in self.cases if case not in self.tables)
         self.say("#", *([f"# not tuned: {rest}"] if ended and rest else []))
         if plan is self.comm.plan:
-            self.say(
-                "# no plan is written: the one in force is slower nowhere by the margin (--fresh chooses without it)"
-            )
+            self.say("# no plan is written: the one in force is slower nowhere by the margin (--fresh ignores it)")
         elif order.dry_run:
             self.say(f"# dry run: plan {plan.digest} was not written to {self.path}")
         else:
@@ -170,8 +170,8 @@ class Tuning:
 def table_lines(table: Table, setup: Setup) -> Iterator[str]:
     """Yield what was chosen in a case by size, what that costs, and what it changes."""
     costs = [(of := table.samples.medians(size))[o] / min(of.values()) - 1 for size, o in table.choice.items()]
-    types = table.dtype.replace("*", "all types")
-    yield from ("#", f"# {table.case}: for {types}", f"# {'up to':>6}   {'gain over':<26} runs")
+    types = f"{counted(len(costs), 'size')}, for {table.dtype.replace('*', 'all types')}"
+    yield from ("#", f"# {table.case}: {types}", f"# {'up to':>6}   {'gain over':<26} runs")
     entries = setup.rule(table).ranges
     for entry in entries:
         until = "rest" if entry.max_bytes is None else about(entry.max_bytes)
@@ -179,7 +179,7 @@ def table_lines(table: Table, setup: Setup) -> Iterator[str]:
         yield f"{until:>8}  {gain:>6} {entry.runner_up or '':<19} {entry.choice}"
     if entries[-1].max_bytes is not None:
         yield "# larger calls, which were not measured: as in the plan in force"
-    yield f"# {percent_text(fmean(costs))}% slower than the fastest of each size, at most {percent_text(max(costs))}%"
+    yield f"# {percent_text(fmean(costs))}% slower than the fastest, at most {percent_text(max(costs))}%"
     for sizes, now, option in table.changes:
         ratios = [of[now] / of[option] for size in sizes if now and now in (of := table.samples.medians(size))]
         gain = f", {percent_text(fmean(ratios) - 1)}% faster" if ratios else ""
