@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from commlib.errors import CommError
-from commlib.tools.bench.phases import (
-    PHASES,
-    TRACKS,
-    host_calls,
-    kernel_calls,
-    kernel_durations,
-    max_marks,
-)
+from commlib.tools.bench.phases import PHASES, TRACKS, host_calls, kernel_calls, kernel_durations, max_marks
 from tests.on_ranks import on_ranks
 
 BLOCKS, ROOM = 3, 9

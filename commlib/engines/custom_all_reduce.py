@@ -71,12 +71,8 @@ class CustomAllReduce:
         return self.comm.all_gather_into_tensor(out, x)
 
     def should_custom_reduce_scatter(self, x: Tensor) -> bool:
-        return (
-            self.comm is not None
-            and x.dim() > 0
-            and x.shape[0] % self.comm.size == 0
-            and self._serves(x, REDUCED_TYPES)
-        )
+        divides = self.comm is not None and x.dim() > 0 and x.shape[0] % self.comm.size == 0
+        return divides and self._serves(x, REDUCED_TYPES)
 
     def custom_reduce_scatter(self, x: Tensor) -> Tensor | None:
         """Return this rank's part of the sum of all ranks' `x` along the first dimension; None: not served."""
@@ -94,14 +90,8 @@ class CustomAllReduce:
             return None
         if not all(self._serves(each, NORM_TYPES) and each.dtype == input_.dtype for each in rows):
             return None
-        y, total = self.comm.all_reduce_rms_norm(
-            input_,
-            residual,
-            weight,
-            eps,
-            out=torch.empty_like(input_),
-            residual_out=torch.empty_like(input_),
-        )
+        y, total = (torch.empty_like(input_) for _ in range(2))
+        self.comm.all_reduce_rms_norm(input_, residual, weight, eps, out=y, residual_out=total)
         return y, total
 
     capture = staticmethod(nullcontext)  # our calls need no preparation for a graph: no buffer is registered

@@ -51,11 +51,19 @@ def _replace_custom_all_reduce() -> None:
         _LOG.warning("%s=%s: FlashInfer takes all-reduces before commlib sees them", FLASHINFER, asked)
     try:
         from vllm.compilation.passes import pass_manager
+        from vllm.config import vllm as config
 
         from commlib.engines import vllm_fusion
 
+        def fuses(made: Any) -> bool:
+            return made.parallel_config.tensor_parallel_size > 1 and not envs.VLLM_BATCH_INVARIANT
+
+        for level in config.OPTIMIZATION_LEVEL_TO_CONFIG.values():
+            passes = level["compilation_config"]["pass_config"]
+            if passes["fuse_allreduce_rms"] is config.enable_allreduce_rms_fusion:  # where FlashInfer is installed
+                passes["fuse_allreduce_rms"] = fuses
         _ = pass_manager.AllReduceFusionPass
         pass_manager.AllReduceFusionPass = vllm_fusion.AllReduceNormPass
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, KeyError) as error:
         _LOG.warning("vLLM: norms after an all_reduce are not fused: %s", error)
     _LOG.info("vLLM: custom all-reduces come from commlib")

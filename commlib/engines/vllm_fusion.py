@@ -11,6 +11,7 @@ from vllm.compilation.passes.vllm_inductor_pass import VllmInductorPass
 
 from commlib.collectives.all_reduce_rms_norm import TYPES
 from commlib.compile import operators
+from commlib.engines.custom_all_reduce import CustomAllReduce
 
 _SCHEMA = "(Tensor x, Tensor? residual, Tensor weight, float eps, str group) -> (Tensor, Tensor)"
 
@@ -21,8 +22,8 @@ def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, group: 
     from vllm.distributed import parallel_state
 
     coordinator = parallel_state._groups[group]()
-    calls = getattr(coordinator.device_communicator, "ca_comm", None)
-    fused = calls and calls.fused_allreduce_rmsnorm(x, residual, weight, eps)
+    calls = getattr(coordinator.device_communicator, "ca_comm", None)  # vLLM's own where we cannot serve the group
+    fused = calls.fused_allreduce_rmsnorm(x, residual, weight, eps) if isinstance(calls, CustomAllReduce) else None
     if fused:
         return fused
     total = coordinator._all_reduce_out_place(x)

@@ -224,10 +224,7 @@ REFUSED = {
         ("--root 2", "--root 2 is no rank; the last one is 1"),
         ("all_reduce --redop band", "nothing to measure: band of float32 is not defined"),
     ],
-    "bench index": [
-        ("--rows 0", "a number below 1 or above"),
-        ("-o nowhere/report.json", "no folder nowhere"),
-    ],
+    "bench index": [("--rows 0", "a number below 1 or above"), ("-o nowhere/report.json", "no folder nowhere")],
     "bench attention": [
         ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
         ("--length 1G", "above 16777216"),

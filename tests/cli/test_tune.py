@@ -17,14 +17,13 @@ from commlib.plan.search import shipped_plan, user_path
 from commlib.tools.timing import fingerprint
 from tests.cli.calls import Run, exit_code, interrupted
 
-QUICK = ("tune", "all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
 SIZES = {1024, 1456, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements
 
 
 @pytest.mark.slow
 def test_the_plan_is_where_init_looks_and_says_how_it_was_made(command: Run, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    done = command(*QUICK, "--fresh")
+    done = command(*"tune all_reduce -n 2 -b 1K -e 16K --dtype float32 --time 5 --fresh".split())
     path = user_path("shm", fingerprint("shm")["device"], 2)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"\n# \d+ tables? of 1K to 16K in about \d+ s; ", done.stdout)

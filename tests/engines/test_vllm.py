@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,3 +65,18 @@ def test_an_all_reduce_and_the_norm_after_it_become_one_call(has_residual: bool)
     targets = [str(target) for target in calls]
     assert sum("vllm_all_reduce_rms_norm" in target for target in targets) == 1
     assert not any("vllm.all_reduce" in target or "vllm_ir" in target for target in targets)
+
+
+def test_norms_are_fused_without_flashinfer_where_ranks_share_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.compilation.passes import pass_manager
+    from vllm.config import vllm as config
+
+    from commlib.engines import vllm, vllm_fusion
+
+    passes = config.OPTIMIZATION_LEVEL_02["compilation_config"]["pass_config"]
+    monkeypatch.setitem(passes, "fuse_allreduce_rms", config.enable_allreduce_rms_fusion)
+    monkeypatch.setattr(pass_manager, "AllReduceFusionPass", object, raising=False)
+    vllm._replace_custom_all_reduce()
+    made = [SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=ranks)) for ranks in (1, 2)]
+    assert [passes["fuse_allreduce_rms"](each) for each in made] == [False, True]
+    assert pass_manager.AllReduceFusionPass is vllm_fusion.AllReduceNormPass

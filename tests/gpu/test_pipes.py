@@ -175,10 +175,10 @@ def test_different_sizes_are_an_error(nccl_ranks: Ranks, name: str) -> None:
     assert all("ranks disagree" in text for text in found), found
 
 
-LENGTHS = [(4096, 4000), (1 << 20, 1 << 19), (4000, 1 << 19), (1 << 19, 4000)]  # packets, tiles, the one or the other
+BYTES = [(4096, 4000), (1 << 20, 1 << 19), (4000, 1 << 19), (1 << 19, 4000)]  # packets, tiles, the one or the other
 
 
-@pytest.mark.parametrize("name, sent, got", [("broadcast", 1 << 20, 1 << 19), *(("send_recv", *x) for x in LENGTHS)])
+@pytest.mark.parametrize("name, sent, got", [("broadcast", 1 << 20, 1 << 19), *(("send_recv", *x) for x in BYTES)])
 def test_more_or_less_than_a_rank_expects_is_an_error_there(nccl_ranks: Ranks, name: str, sent: int, got: int) -> None:
     found = nccl_ranks.run(misunderstand, name, sent, got)
     assert "ranks disagree" in found[1], found
