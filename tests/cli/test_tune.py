@@ -61,8 +61,7 @@ def test_the_shipped_plan_is_what_its_samples_say(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_dry_run_writes_nothing_and_has_fewer_sizes_in_a_short_time(command: Run, tmp_path: Path) -> None:
-    words = "tune all_reduce -n 2 --dtype float32 --time 5 --dry-run --json".split()
-    done = command(*words, XDG_CONFIG_HOME=str(tmp_path))
+    done = command(*"tune all_reduce -n 2 -d float32 --time 5 --dry-run --json".split(), XDG_CONFIG_HOME=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     sizes = document["cases"]["all_reduce float32 eager, 2 ranks"]["bytes"]

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -92,11 +91,10 @@ os._exit(0)
 
 
 @pytest.fixture(autouse=True)
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def example(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("nvcc") is None or shutil.which("ninja") is None:
         pytest.skip("needs nvcc and ninja")
     monkeypatch.setenv(env.PLUGINS.name, str(ROOT / "examples" / "tvm_ffi" / "oneshot.py"))
-    yield
 
 
 def test_calls_give_the_same_bits_on_any_stream_and_in_graphs() -> None:
