@@ -4,9 +4,11 @@
     python benchmarks/vllm_throughput.py --batches 1,16,64 --turns 1 -o vllm.json             # on GPUs, beside vLLM
 
 Each turn is a process of its own, which generates with a Llama of random weights, tensor parallel on two ranks. On GPUs
-it is half of one of 8 billion parameters, compiled and in graphs. On CPUs it is wide and its matrices are narrow, so it
-communicates much for what it computes, and the share of all_reduce is measured. The tokens of all turns must be equal
-on CPUs; on GPUs a sum and a norm in one kernel round once less, which may turn a close choice.
+it is as wide as one of 8 billion parameters, deep and narrow inside, compiled and in graphs; commlib also takes a turn
+with the sums alone. On CPUs it is wide and its matrices are narrow, so it communicates much for what it computes, and
+the share of all_reduce is measured. The tokens of all turns must be equal, but for those of a sum and a norm in one
+kernel, which round once less: that may turn a close choice, as another batch size does in vLLM alone. So may the times
+at which requests of one batch reach vLLM: only the median of a batch's requests must be equal on GPUs.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ OF_GPUS = {
     "head_dim": 128,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 16,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 64,
     "vocab_size": 32000,
 }
 OPTIONS = {
@@ -57,6 +59,7 @@ OPTIONS = {
     "enable_prefix_caching": False,
 }
 TOKENS, RUNS = 100, 5
+ALONE, SUMS, FUSED = "vllm", "commlib, sums alone", "commlib"
 
 
 class Timed:
@@ -101,11 +104,17 @@ class Timed:
         return self.seconds
 
 
-def generate(folder: str, batches: tuple[int, ...]) -> None:
+def generate(folder: str, batches: tuple[int, ...], way: str) -> None:
     """Print for each batch the seconds of runs, of runs of one token, and the tokens; on CPUs all_reduce's share."""
     from vllm import LLM, SamplingParams
 
-    extension = {"worker_extension_cls": "benchmarks.vllm_throughput.Timed", "max_num_seqs": max(batches)}
+    extension: dict[str, Any] = {
+        "worker_extension_cls": "benchmarks.vllm_throughput.Timed",
+        "max_num_seqs": max(batches),
+    }
+    if GPU:
+        apart = {"pass_config": {"fuse_allreduce_rms": False}} if way == SUMS else {}
+        extension["compilation_config"] = {"cudagraph_capture_sizes": list(batches), **apart}
     llm = LLM(folder, tensor_parallel_size=2, **OPTIONS, **extension)
     result: dict[str, Any] = {"class": llm.collective_rpc("draw_weights")[0], "rows": []}
 
@@ -120,7 +129,10 @@ def generate(folder: str, batches: tuple[int, ...]) -> None:
         run(batch)
         seconds, tokens = zip(*(run(batch) for _ in range(RUNS)), strict=True)
         first = [run(batch, 1)[0] for _ in range(RUNS)]
-        result["rows"].append({"batch": batch, "seconds": seconds, "first": first, "tokens": tokens[-1]})
+        steady = sum(all(run[i] == tokens[0][i] for run in tokens) for i in range(batch))
+        result["rows"].append(
+            {"batch": batch, "seconds": seconds, "first": first, "alike_in_all_runs": steady, "tokens": tokens[-1]}
+        )
     if not GPU:
         llm.collective_rpc("time_all_reduce")
         whole, _ = run(batches[-1])
@@ -128,19 +140,23 @@ def generate(folder: str, batches: tuple[int, ...]) -> None:
     print("result", json.dumps(result))
 
 
-def turn(folder: str, engines: str, batches: tuple[int, ...]) -> dict[str, Any]:
+def turn(folder: str, way: str, batches: tuple[int, ...]) -> dict[str, Any]:
     """Run generate() in a process of its own, and return what it measured."""
-    command = [sys.executable, __file__, "--generate", folder, "--batches", ",".join(map(str, batches))]
+    command = [sys.executable, __file__, "--generate", folder, "--way", way, "--batches", ",".join(map(str, batches))]
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | vllm_model.variables(2, engines) | {"PYTHONPATH": path}
+    environment = os.environ | vllm_model.variables(2, "" if way == ALONE else "vllm") | {"PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
     result: dict[str, Any] = json.loads(lines[0].removeprefix("result ")) if lines else {"class": "none"}
-    if not lines or result["class"].startswith("commlib") != bool(engines):
-        sys.exit(
-            f"{engines or 'vLLM alone'}: all_reduce by {result['class']}\n{done.stdout[-3000:]}{done.stderr[-6000:]}"
-        )
+    if not lines or result["class"].startswith("commlib") != (way != ALONE):
+        sys.exit(f"{way}: all_reduce by {result['class']}\n{done.stdout[-3000:]}{done.stderr[-6000:]}")
     return result
+
+
+def alike(some: list[list[int]], others: list[list[int]]) -> float:
+    """Return how many tokens are equal before the first that is not, the median of all requests that both have."""
+    pairs = [list(zip(*both, strict=True)) for both in zip(some, others)]  # noqa: B905
+    return statistics.median(next((i for i, (a, b) in enumerate(pair) if a != b), len(pair)) for pair in pairs)
 
 
 def main() -> int:
@@ -150,37 +166,40 @@ def main() -> int:
     parser.add_argument("--batches", type=whole_numbers, default=(64,))
     parser.add_argument("--layers", type=int, help="of the model")
     parser.add_argument("--generate", metavar="FOLDER", help="the model of one turn")
+    parser.add_argument("--way", help="of that turn")
     options = parser.parse_args()
     if options.generate:
-        generate(options.generate, options.batches)
+        generate(options.generate, options.batches, options.way)
         return 0
     model: dict[str, Any] = OF_GPUS if GPU else MODEL
     model = model | ({"num_hidden_layers": options.layers} if options.layers else {})
-    rows, differ = [], 0
+    ways = [ALONE, SUMS, FUSED] if GPU else [ALONE, FUSED]
+    rows, wrong = [], False
     speeds: dict[tuple[str, int], list[float]] = {}
     chosen: dict[int, list[list[int]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(vllm_model.CONFIG | model))
-        for name, engines in [("vllm", ""), ("commlib", "vllm")] * options.turns:
-            last = turn(folder, engines, options.batches)
+        for way in ways * options.turns:
+            last = turn(folder, way, options.batches)
             for row in last["rows"]:
                 batch, tokens = row["batch"], row.pop("tokens")
-                pairs = zip(chosen.setdefault(batch, tokens), tokens, strict=True)
-                other = sum(a != b for one, two in pairs for a, b in zip(one, two, strict=True))
+                same = alike(chosen.setdefault(batch, tokens), tokens)
                 each = [batch * (TOKENS - 1) / (s - statistics.median(row["first"])) for s in row["seconds"]]
-                speeds.setdefault((name, batch), []).extend(each)
-                rows.append({"library": name, "class": last["class"], **row, "other_tokens": other})
-                differ += other
+                speeds.setdefault((way, batch), []).extend(each)
+                rows.append({"library": way, "class": last["class"], **row, "tokens_alike": same})
+                wrong |= same < TOKENS if way != FUSED else tokens != chosen[batch] and not GPU
                 share = f", all_reduce {last['share']:.0%} of the time" if "share" in last else ""
-                told = f"{statistics.median(each):8.1f} tokens/s, {other} of {batch * TOKENS} differ{share}"
-                print(f"{name:8} batch {batch:3}: {told}", flush=True)
-    ratios = {
-        b: statistics.median(speeds["commlib", b]) / statistics.median(speeds["vllm", b]) for b in options.batches
-    }
-    print("commlib / vLLM:", ", ".join(f"{ratio:.3f} at batch {batch}" for batch, ratio in ratios.items()))
-    settings = {"model": model, "tokens": TOKENS, "ratios_of_medians": ratios}
-    write(options.output, {**head("vllm_throughput", 2, "nccl" if GPU else "shm"), **settings, "rows": rows})
-    return int(differ > 0 and not GPU)
+                told = f"{statistics.median(each):8.1f} tokens/s, the first {same:g} of {TOKENS} alike{share}"
+                print(f"{way:19} batch {batch:3}: {told}", flush=True)
+            middle = {key: statistics.median(found) for key, found in speeds.items()}
+            ratios = {f"{key[0]}, batch {key[1]}": speed / middle[ALONE, key[1]] for key, speed in middle.items()}
+            few, many = sorted(chosen)[-2:][0], max(chosen)
+            rounding = {f"{few}, {many}": alike(chosen[few], chosen[many])}
+            settings = {"model": model, "tokens": TOKENS, "ratios_to_vllm": ratios, "alike_in_batches": rounding}
+            write(options.output, {**head("vllm_throughput", 2, "nccl" if GPU else "shm"), **settings, "rows": rows})
+    print("of vLLM alone:", "; ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items() if ALONE not in name))
+    print(f"vLLM alone, its batches of {few} and {many}: the first {rounding[f'{few}, {many}']:g} tokens alike")
+    return int(wrong)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ done
 bench=(--graph -d bfloat16 --algorithms auto "${peers[@]}")
 
 if [ "$part" = first ]; then
-  step values 120 commlib test --quick -n "$ranks" -o "$OUT/values.json"
+  step values 120 commlib test --quick --backend nccl -n "$ranks" -o "$OUT/values.json"
   step tune 150 commlib tune all_reduce all_reduce_rms_norm all_gather reduce_scatter all_to_all broadcast -n "$ranks" --mode graph \
     -d bfloat16 --time 90 -o "$OUT/plan.json"
   [ -f "$OUT/plan.json" ] && export COMMLIB_PLAN=$OUT/plan.json
@@ -35,7 +35,7 @@ if [ "$part" = first ]; then
     --sizes 1K,64K,1M,4M,16M,64M,256M "${bench[@]}" --time 60 -o "$OUT/moves.json"
   step norms 60 commlib run -n "$ranks" python3 norms.py --tokens 1,4,16,64,256,1024 --widths 8192 --time 2 -o "$OUT/norms.json"
   for fewer in 5 6 7; do
-    ((fewer < ranks)) && step "values_$fewer" 40 commlib test --quick -n "$fewer" -o "$OUT/values_$fewer.json"
+    ((fewer < ranks)) && step "values_$fewer" 40 commlib test --quick --backend nccl -n "$fewer" -o "$OUT/values_$fewer.json"
   done
 else
   step mixtures 180 python3 mixtures.py 150 --ranks "$ranks" -o "$OUT/mixtures.json"

@@ -23,20 +23,25 @@ KIND = Kind("commlib.test", 1, "commlib test --json", of=Document)
 @ranks_option(None, "Number of ranks; without it 2, 3 and 4.")
 @click.option("--quick", is_flag=True, help="Two ranks, few sizes and types: a few seconds.")
 @click.option("--op", "only", metavar="OP", help="Check one collective only.")
+@click.option("--backend", "of", help="nccl, shm or torch; without it, all.")
 @result_options
 @click.pass_context
-def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None, **where: Any) -> None:
+def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None, of: str | None, **where: Any) -> None:
     """Check every algorithm of this installation on live ranks: values, types, reductions, ragged sizes."""
+    import torch
+
     from commlib.backends import BACKENDS
     from commlib.collectives import COLLECTIVES
 
     sizes = [ranks] if ranks is not None else [2] if quick else [2, 3, 4]
     names = [known_name(only, COLLECTIVES, "collective")] if only is not None else list(COLLECTIVES)
+    backends = [known_name(of, BACKENDS, "backend")] if of else BACKENDS
     if ranks is not None:
         check_ranks(ranks, "auto", lambda ranks: BUFFER_BYTES)
     start, report, result = time.perf_counter(), Report(KIND, command_line(ctx)), Result(**where)
-    for size, backend in itertools.product(sizes, BACKENDS):
-        if note := _left_out(backend, size):
+    for size, backend in itertools.product(sizes, backends):
+        if backend == "nccl" and not of and (gpus := torch.cuda.device_count()) < size:
+            note = f"{counted(size, 'rank'):<7}  nccl is left out: it needs a GPU for each rank, and there are {gpus}"
             report.notes.append(note)
             result.say(note)
             continue
@@ -51,15 +56,6 @@ def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None
     result.say(f"{len(report.rows) - failed} passed, {failed} failed in {spent:.1f} s on {cores}")
     result.finish(report.document(), report.rows)
     ctx.exit(1 if failed else 0)
-
-
-def _left_out(backend: str, size: int) -> str:
-    """Say why a backend cannot run here, "" if it can."""
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    why = f"{counted(size, 'rank'):<7}  nccl is left out: it needs a GPU for each rank, and there are {gpus}"
-    return why if backend == "nccl" and gpus < size else ""
 
 
 def _check(size: int, backend: str, names: Sequence[str], quick: bool) -> Iterator[Row]:
