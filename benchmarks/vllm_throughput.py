@@ -3,12 +3,12 @@
     .venv-engines/bin/python benchmarks/vllm_throughput.py -o vllm.json      # on CPUs, after make test-engines
     python benchmarks/vllm_throughput.py --batches 1,16,64 --turns 1 -o vllm.json             # on GPUs, beside vLLM
 
-Each turn is a process of its own, which generates with a Llama of random weights, tensor parallel on two ranks. On GPUs
-it is as wide as one of 8 billion parameters, deep and narrow inside, compiled and in graphs; commlib also takes a turn
-with the sums alone. On CPUs it is wide and its matrices are narrow, so it communicates much for what it computes, and
-the share of all_reduce is measured. The tokens of all turns must be equal, but for those of a sum and a norm in one
-kernel, which round once less: that may turn a close choice, as another batch size does in vLLM alone. So may the times
-at which requests of one batch reach vLLM: only the median of a batch's requests must be equal on GPUs.
+Each turn is a process of its own, which generates with a Llama of random weights, tensor parallel. On GPUs it is as
+wide as one of 8 billion parameters, deep and narrow inside, compiled and in graphs; commlib also takes a turn with the
+sums alone. On CPUs it is wide and its matrices are narrow, so it communicates much for what it computes, and the share
+of all_reduce is measured. The tokens of all turns must be equal, but for those of a sum and a norm in one kernel, which
+round once less: that may turn a close choice, as another batch size does in vLLM alone. So may the times at which the
+requests of one batch reach vLLM: on GPUs only the median of a batch's requests must be equal.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Timed:
         return self.seconds
 
 
-def generate(folder: str, batches: tuple[int, ...], way: str) -> None:
+def generate(folder: str, ranks: int, batches: tuple[int, ...], way: str) -> None:
     """Print for each batch the seconds of runs, of runs of one token, and the tokens; on CPUs all_reduce's share."""
     from vllm import LLM, SamplingParams
 
@@ -115,8 +115,9 @@ def generate(folder: str, batches: tuple[int, ...], way: str) -> None:
     if GPU:
         apart = {"pass_config": {"fuse_allreduce_rms": False}} if way == SUMS else {}
         extension["compilation_config"] = {"cudagraph_capture_sizes": list(batches), **apart}
-    llm = LLM(folder, tensor_parallel_size=2, **OPTIONS, **extension)
-    result: dict[str, Any] = {"class": llm.collective_rpc("draw_weights")[0], "rows": []}
+    llm = LLM(folder, tensor_parallel_size=ranks, **OPTIONS, **extension)
+    joins = llm.llm_engine.vllm_config.compilation_config.pass_config.fuse_allreduce_rms
+    result: dict[str, Any] = {"class": llm.collective_rpc("draw_weights")[0], "joins_norms": bool(joins), "rows": []}
 
     def run(batch: int, tokens: int = TOKENS) -> tuple[float, list[list[int]]]:
         greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
@@ -140,11 +141,12 @@ def generate(folder: str, batches: tuple[int, ...], way: str) -> None:
     print("result", json.dumps(result))
 
 
-def turn(folder: str, way: str, batches: tuple[int, ...]) -> dict[str, Any]:
+def turn(folder: str, ranks: int, batches: tuple[int, ...], way: str) -> dict[str, Any]:
     """Run generate() in a process of its own, and return what it measured."""
-    command = [sys.executable, __file__, "--generate", folder, "--way", way, "--batches", ",".join(map(str, batches))]
+    options = ["--ranks", str(ranks), "--batches", ",".join(map(str, batches)), "--way", way]
+    command = [sys.executable, __file__, "--generate", folder, *options]
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | vllm_model.variables(2, "" if way == ALONE else "vllm") | {"PYTHONPATH": path}
+    environment = os.environ | vllm_model.variables(ranks, "" if way == ALONE else "vllm") | {"PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
     result: dict[str, Any] = json.loads(lines[0].removeprefix("result ")) if lines else {"class": "none"}
@@ -162,6 +164,7 @@ def alike(some: list[list[int]], others: list[list[int]]) -> float:
 def main() -> int:
     """Take turns, print and write the speeds."""
     parser = command_line(__doc__)
+    parser.add_argument("-n", "--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--batches", type=whole_numbers, default=(64,))
     parser.add_argument("--layers", type=int, help="of the model")
@@ -169,25 +172,29 @@ def main() -> int:
     parser.add_argument("--way", help="of that turn")
     options = parser.parse_args()
     if options.generate:
-        generate(options.generate, options.batches, options.way)
+        generate(options.generate, options.ranks, options.batches, options.way)
         return 0
     model: dict[str, Any] = OF_GPUS if GPU else MODEL
     model = model | ({"num_hidden_layers": options.layers} if options.layers else {})
     ways = [ALONE, SUMS, FUSED] if GPU else [ALONE, FUSED]
     rows, wrong = [], False
     speeds: dict[tuple[str, int], list[float]] = {}
-    chosen: dict[int, list[list[int]]] = {}
+    chosen: dict[int, list[list[int]]] = {}  # the tokens of the first turn
+    apart: dict[int, list[list[int]]] = {}  # of the first one that does not join sums and norms
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(vllm_model.CONFIG | model))
         for way in ways * options.turns:
-            last = turn(folder, way, options.batches)
+            last = turn(folder, options.ranks, options.batches, way)
             for row in last["rows"]:
                 batch, tokens = row["batch"], row.pop("tokens")
                 same = alike(chosen.setdefault(batch, tokens), tokens)
+                if not last["joins_norms"]:
+                    expected = apart.setdefault(batch, tokens)
+                    wrong |= alike(expected, tokens) < TOKENS if GPU else expected != tokens
                 each = [batch * (TOKENS - 1) / (s - statistics.median(row["first"])) for s in row["seconds"]]
                 speeds.setdefault((way, batch), []).extend(each)
-                rows.append({"library": way, "class": last["class"], **row, "tokens_alike": same})
-                wrong |= same < TOKENS if way != FUSED else tokens != chosen[batch] and not GPU
+                made = {"library": way, "class": last["class"], "joins_norms": last["joins_norms"]}
+                rows.append({**made, **row, "tokens_alike": same})
                 share = f", all_reduce {last['share']:.0%} of the time" if "share" in last else ""
                 told = f"{statistics.median(each):8.1f} tokens/s, the first {same:g} of {TOKENS} alike{share}"
                 print(f"{way:19} batch {batch:3}: {told}", flush=True)
@@ -196,9 +203,10 @@ def main() -> int:
             few, many = sorted(chosen)[-2:][0], max(chosen)
             rounding = {f"{few}, {many}": alike(chosen[few], chosen[many])}
             settings = {"model": model, "tokens": TOKENS, "ratios_to_vllm": ratios, "alike_in_batches": rounding}
-            write(options.output, {**head("vllm_throughput", 2, "nccl" if GPU else "shm"), **settings, "rows": rows})
+            backend = "nccl" if GPU else "shm"
+            write(options.output, {**head("vllm_throughput", options.ranks, backend), **settings, "rows": rows})
     print("of vLLM alone:", "; ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items() if ALONE not in name))
-    print(f"vLLM alone, its batches of {few} and {many}: the first {rounding[f'{few}, {many}']:g} tokens alike")
+    print("alike at first in two batches of vLLM alone:", rounding)
     return int(wrong)
 
 

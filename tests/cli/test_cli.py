@@ -48,6 +48,12 @@ def test_importing_the_command_line_loads_nothing_heavy():
     assert result.stdout.strip() == "[]"
 
 
+def test_a_check_of_one_backend_starts_no_other(call):
+    code, output, _ = call("test", "--quick", "--op", "barrier", "--backend", "torch")
+    assert code == 0 and "torch_direct" in output and "shm" not in output
+    assert "no backend 'none'; there are nccl, shm, torch" in call("test", "--backend", "none")[2]
+
+
 def test_an_error_is_one_line_and_its_kind_is_the_exit_code(monkeypatch, capsys):
     for error, code, line in [
         (ValueError("count is 3 on rank 0"), 2, "commlib: count is 3 on rank 0\n"),
