@@ -115,6 +115,7 @@ def generate(folder: str, ranks: int, batches: tuple[int, ...], way: str) -> Non
     if GPU:
         apart = {"pass_config": {"fuse_allreduce_rms": False}} if way == SUMS else {}
         extension["compilation_config"] = {"cudagraph_capture_sizes": list(batches), **apart}
+        extension["max_num_batched_tokens"] = 8192  # one range to compile, in which FlashInfer joins norms, too
     llm = LLM(folder, tensor_parallel_size=ranks, **OPTIONS, **extension)
     joins = llm.llm_engine.vllm_config.compilation_config.pass_config.fuse_allreduce_rms
     result: dict[str, Any] = {"class": llm.collective_rpc("draw_weights")[0], "joins_norms": bool(joins), "rows": []}
