@@ -31,7 +31,15 @@ def register() -> None:
 def choose_class(original: Callable[..., Any], group: Any, device: torch.device) -> Any:
     """Return what makes the custom all-reduce of a group: ours, or where we cannot serve it, SGLang's own."""
     calls = CustomAllReduce(group, device, name="SGLang")
-    return original(group=group, device=device) if calls.disabled else lambda group, device: calls
+    if calls.disabled:
+        return original(group=group, device=device)
+    try:
+        from sglang.srt.layers.layer_boundary.residual import add_norm
+
+        add_norm._is_flashinfer_available = True  # by which it would join norms to sums, were it installed
+    except ImportError as error:
+        _LOG.warning("SGLang: norms are joined to an all_reduce only where FlashInfer is installed: %s", error)
+    return lambda group, device: calls
 
 
 def all_reduce_norm(

@@ -1,6 +1,5 @@
 #include "binding/interpreter.h"
 
-#include <cxxabi.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,15 +17,8 @@ bool signal_raised() {
 
 }  // namespace
 
-// A thread that comes back while the interpreter ends is made to exit, which Python before 3.14
-// does by unwinding its stack: through frames that may not throw. It stays here instead, and goes
-// with the process.
 void take_interpreter(void* state) {
-  try {
-    PyEval_RestoreThread(state);
-  } catch (const abi::__forced_unwind&) {
-    for (;;) pause();
-  }
+  python::or_stay([&] { PyEval_RestoreThread(state); });
 }
 
 void connect_interpreter() {

@@ -40,7 +40,7 @@ void set_error() noexcept {
     throw;
   } catch (const Failure& failure) {
     try {
-      raise(failure);
+      or_stay([&] { raise(failure); });
     } catch (const Raised&) {
     }
   } catch (const Raised&) {
@@ -105,7 +105,7 @@ std::pair<std::string, std::string> Callback::operator()(
         arguments.get(), at++,
         checked(PyUnicode_DecodeUTF8(string.data(), static_cast<Size>(string.size()), "replace")));
   }
-  const Owned result(PyObject_CallObject(function_, arguments.get()));
+  const Owned result(or_stay([&] { return PyObject_CallObject(function_, arguments.get()); }));
   const Owned first(PySequence_GetItem(result.get(), 0));
   const Owned second(PySequence_GetItem(result.get(), 1));
   char* data = nullptr;

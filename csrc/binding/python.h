@@ -2,6 +2,9 @@
 // resolves these names: no headers, no link-time dependency, one library for every Python.
 #pragma once
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -108,10 +111,22 @@ namespace commlib::binding::python {
 using Object = PyObject;
 using Size = ptrdiff_t;
 
+// Runs what may take the interpreter's lock. A thread that does so while the interpreter ends is
+// made to exit, by Python before 3.14 by unwinding its stack: through frames that may not throw, or
+// that need the lock. It stays here instead, and goes with the process.
+template <class Work>
+auto or_stay(Work&& work) {
+  try {
+    return work();
+  } catch (const abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+}
+
 // The interpreter's lock, whether this thread has it already or not.
 class Held {
  public:
-  Held() : state_(PyGILState_Ensure()) {}
+  Held() : state_(or_stay(PyGILState_Ensure)) {}
   ~Held() { PyGILState_Release(state_); }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
@@ -220,7 +235,7 @@ void set_error() noexcept;
 template <class Work>
 Object* entered(Work&& work) {
   try {
-    return work();
+    return or_stay(work);
   } catch (...) {
     set_error();
     return nullptr;

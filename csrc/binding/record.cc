@@ -1,10 +1,6 @@
 // What Python adds to the record of calls: where in the program they are made, and words for
 // errors.
-#include <cxxabi.h>
-#include <unistd.h>
-
 #include "binding/calls.h"
-#include "binding/interpreter.h"
 #include "binding/method.h"
 #include "record/answer.h"
 
@@ -18,8 +14,6 @@ python::Callback explainer;
 std::string explain(uint64_t id, const char* kind) {
   try {
     return explainer({std::to_string(id), kind}).second;
-  } catch (const abi::__forced_unwind&) {
-    for (;;) pause();  // the interpreter ends: see take_interpreter
   } catch (const std::exception&) {
     return "";  // the error itself is what matters
   }

@@ -2,9 +2,12 @@
 
 import os
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from sglang.srt import layers
 from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.layers import flashinfer_comm_fusion
 from sglang.srt.plugins import load_plugins
@@ -15,10 +18,15 @@ if device == "cuda":
     torch.cuda.set_device(rank)
 dist.init_process_group("nccl" if device == "cuda" else "gloo")
 load_plugins()
+add_norm = "layer_boundary/residual/add_norm.py"  # stands for that module, which imports torchvision
+assert "and _is_flashinfer_available\n" in (Path(layers.__path__[0]) / add_norm).read_text()
+joins = SimpleNamespace(_is_flashinfer_available=False)
+sys.modules["sglang.srt.layers.layer_boundary.residual"] = SimpleNamespace(add_norm=joins)  # type: ignore[assignment]
 others = ("pynccl", "mscclpp", "torch_symm_mem_all_reduce", "hpu_communicator", "xpu_communicator")
 uses = {f"use_{name}": name == "custom_allreduce" for name in (*others, "custom_allreduce")}
 tp = GroupCoordinator([list(range(size))], rank, dist.get_backend(), group_name="tp", **uses)
 sys.stdout.write(f"class {type(tp.ca_comm).__module__}\n")  # at once: ranks share it
+assert joins._is_flashinfer_available == type(tp.ca_comm).__module__.startswith("commlib")
 flashinfer_comm_fusion.resolve_fusion_group = lambda *, use_attn_tp_group: (size, rank, tp)
 for dtype in (torch.float32, torch.bfloat16):
     parts = [torch.randn(6, 256, generator=torch.Generator().manual_seed(k)).to(dtype).to(device) for k in range(size)]

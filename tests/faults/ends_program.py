@@ -18,6 +18,7 @@ from commlib.bootstrap.local_world import Place, meet
 from commlib.bootstrap.world import Identity
 from commlib.communicator import create
 from commlib.errors import CommError
+from commlib.native import library
 
 DEADLINE_S = 60.0
 SMALL, LARGE = 3, 300_000  # a short call keeps the interpreter's lock, a long one does not
@@ -35,6 +36,19 @@ def killed(number, comm):
 def in_a_daemon(call):
     threading.Thread(target=call, daemon=True).start()
     time.sleep(0.2)
+
+
+def daemon_that_explains_an_error(comm):
+    begun = threading.Event()
+
+    def explain(*ended):
+        begun.set()
+        while True:
+            time.sleep(0.01)  # takes the interpreter's lock again, until it has ended
+
+    library.set_recorded(lambda: (b"", ""), explain)
+    in_a_daemon(lambda: comm.recv(torch.zeros(LARGE), 1))
+    begun.wait()
 
 
 def pending_recv_and_exception(comm):
@@ -67,6 +81,7 @@ WAYS = {
     "daemon_in_a_small_call": (lambda comm: in_a_daemon(lambda: comm.recv(torch.zeros(SMALL), 1)), 0),
     "daemon_in_a_large_call": (lambda comm: in_a_daemon(lambda: comm.recv(torch.zeros(LARGE), 1)), 0),
     "daemon_in_a_collective": (lambda comm: in_a_daemon(lambda: comm.all_reduce(torch.zeros(SMALL))), 0),
+    "daemon_that_explains_an_error": (daemon_that_explains_an_error, 0),
     "pending_recv_and_exception": (pending_recv_and_exception, 1),
     "forked_child": (forked_child, 7),
 }
@@ -76,7 +91,8 @@ def rank(number, way, job, backend):
     signal.alarm(int(DEADLINE_S) + 5)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     world = meet("test", Place(job, "a job"), Identity(number, 2), DEADLINE_S)
-    comm = create(world, backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16)
+    timeout_s = 0.5 if way is daemon_that_explains_an_error and number == 0 else DEADLINE_S
+    comm = create(world, backend=backend, timeout_s=timeout_s, max_bytes=1 << 16)
     comm.barrier()
     if number == 0:
         return way(comm)

@@ -34,7 +34,7 @@ def ends(backend: str, ways: tuple[str, ...], *marks: pytest.MarkDecorator) -> l
 )
 def test_a_process_ends_with_its_own_code_and_its_peer_hears_of_it_at_once(backend, ways, way) -> None:
     codes, said = ends_of(backend, ways)[way]
-    assert codes == [WAYS[way][1], 0], said
+    assert codes == [WAYS[way][1], 0], "\n".join(said)
     assert "terminate called" not in said[0]
     assert "PeerLost" in said[1]  # and no timeout
 
