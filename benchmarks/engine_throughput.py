@@ -52,6 +52,7 @@ OF_GPUS = {
     "vocab_size": 32000,
 }
 TOKENS, RUNS, MOST_TOKENS, SEED = 100, 5, 256, 7
+TURN_S = 900.0  # a turn that takes longer hangs
 ALONE, SUMS, FUSED = "alone", "commlib, sums alone", "commlib"
 
 
@@ -204,7 +205,7 @@ def turn(folder: str, options: Any, way: str) -> dict[str, Any]:
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = vllm_model.variables(options.ranks, "" if way == ALONE else options.engine)
     environment = os.environ | variables | {"PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TURN_S)
     lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
     served = f"{options.ranks} ranks on commlib" in done.stdout + done.stderr
     if not lines or served != (way != ALONE):
