@@ -267,7 +267,8 @@ def main() -> int:
             settings = {"model": model, "tokens": TOKENS, "ratios_to_alone": ratios, "alike_in_batches": rounding}
             begun = head(f"{options.engine}_throughput", options.ranks, "nccl" if GPU else "shm")
             write(options.output, {**begun, **settings, "rows": rows})
-    print("of the engine alone:", "; ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items()))
+    told = (f"{name} {ratio:.3f}" for name, ratio in ratios.items() if not name.startswith(ALONE))
+    print("of the engine alone:", "; ".join(told))
     print("alike at first in two batches of the engine alone:", rounding)
     return int(wrong)
 
