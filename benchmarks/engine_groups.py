@@ -5,8 +5,8 @@
 Only the engine's Python is needed. Each turn is a job of its own, with or without commlib: the group's all_reduce of
 rows of a model, and with the residual and the norm that follow, in a graph of 20 that its `graph_capture` encloses. The
 latter is one kernel where the engine has one; otherwise a norm that torch compiled follows. `class` is what made the
-sums: nccl where the engine's own kernels are missing. vLLM's are in its CUDA library; SGLang compiles its all-reduce
-with nvcc, ninja and tvm-ffi, and its fused norm needs FlashInfer.
+sums: nccl where the engine's own kernels are missing. vLLM's are in its CUDA library, and where FlashInfer is installed
+it takes that one's; SGLang compiles its all-reduce with nvcc, ninja and tvm-ffi, and its fused norm needs FlashInfer.
 """
 
 from __future__ import annotations
@@ -49,15 +49,24 @@ def vllm(rank: int, size: int) -> Joined:
         parallel_state.init_distributed_environment(size, rank, "env://", rank, backend="nccl")
         parallel_state.initialize_model_parallel(size)
     group = parallel_state.get_tp_group()
-    calls = group.device_communicator.ca_comm
+    communicator = group.device_communicator
+    flashinfer = communicator.fi_ar_comm
+    calls = flashinfer if flashinfer and not flashinfer.disabled else communicator.ca_comm
     if on_commlib(calls):
         from commlib.engines import vllm_fusion  # noqa: F401  # defines the fused operator
+    from vllm.model_executor.layers import fused_allreduce_gemma_rms_norm as joined
 
     def fused(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor] | None:
-        if not on_commlib(calls):
+        if on_commlib(calls):
+            y, h = torch.ops.commlib.vllm_all_reduce_rms_norm(x, residual, weight, EPS, group.unique_name)
+            return y, h
+        by_flashinfer, tokens = joined._can_use_flashinfer(x, size) if calls is flashinfer else (False, 0)
+        if not by_flashinfer:
             return None
-        y, h = torch.ops.commlib.vllm_all_reduce_rms_norm(x, residual, weight, EPS, group.unique_name)
-        return y, h
+        y = torch.empty_like(x)
+        how = (True, True, tokens, joined._AR_RESIDUAL_RMS_NORM)  # as vLLM's pass: starts early, adds in float32
+        joined.flashinfer_trtllm_fused_allreduce_norm(x, residual, weight, EPS, size, *how, norm_out=y)
+        return y, x
 
     def leave() -> None:
         parallel_state.destroy_model_parallel()

@@ -5,10 +5,11 @@
 
 Each turn is a process of its own, which generates with a Llama of random weights, tensor parallel. On GPUs it is as
 wide as one of 8 billion parameters, deep and narrow inside, compiled and in graphs; commlib also takes a turn with the
-sums alone. On CPUs it is wide and its matrices are narrow, so it communicates much for what it computes, and the share
-of all_reduce is measured. The tokens of all turns must be equal, but for those of a sum and a norm in one kernel, which
-round once less: that may turn a close choice, as another batch size does in the engine alone. So may the times at which
-the requests of one batch reach the engine: on GPUs only the median of a batch's requests must be equal.
+sums alone, and vLLM one without FlashInfer, which joins sums and norms for it where it is installed. On CPUs it is wide
+and its matrices are narrow, so it communicates much for what it computes, and the share of all_reduce is measured. The
+tokens of all turns must be equal, but for those of a sum and a norm in one kernel, which round once less: that may turn
+a close choice, as another batch size does in the engine alone. So may the times at which the requests of one batch
+reach the engine: on GPUs only the median of a batch's requests must be equal.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +55,7 @@ OF_GPUS = {
 }
 TOKENS, RUNS, MOST_TOKENS, SEED = 100, 5, 256, 7
 TURN_S = 900.0  # a turn that takes longer hangs
-ALONE, SUMS, FUSED = "alone", "commlib, sums alone", "commlib"
+ALONE, APART, SUMS, FUSED = "alone", "alone, no FlashInfer", "commlib, sums alone", "commlib"
 
 
 class Engine(NamedTuple):
@@ -103,7 +105,7 @@ def vllm(folder: str, ranks: int, batches: tuple[int, ...], way: str) -> Engine:
     options: dict[str, Any] = {"enforce_eager": not GPU, "max_num_seqs": max(batches), "seed": SEED}
     options |= {"max_model_len": MOST_TOKENS, "enable_prefix_caching": False, "skip_tokenizer_init": True}
     if GPU:
-        apart = {"pass_config": {"fuse_allreduce_rms": False}} if way == SUMS else {}
+        apart = {"pass_config": {"fuse_allreduce_rms": False}} if way in (APART, SUMS) else {}
         options["compilation_config"] = {"cudagraph_capture_sizes": list(batches), **apart}
         options["max_num_batched_tokens"] = 8192  # one range to compile, in which FlashInfer joins norms, too
     worker = "benchmarks.engine_throughput.Timed"
@@ -203,12 +205,13 @@ def turn(folder: str, options: Any, way: str) -> dict[str, Any]:
     words = ["--engine", options.engine, "--ranks", str(options.ranks), "--way", way]
     command = [sys.executable, __file__, *words, "--batches", ",".join(map(str, options.batches)), "--generate", folder]
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    variables = vllm_model.variables(options.ranks, "" if way == ALONE else options.engine)
+    variables = vllm_model.variables(options.ranks, options.engine if way in (SUMS, FUSED) else "")
     environment = os.environ | variables | {"PYTHONPATH": path}
+    environment |= {"VLLM_ALLREDUCE_USE_FLASHINFER": "0"} if way == APART else {}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TURN_S)
     lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
     served = f"{options.ranks} ranks on commlib" in done.stdout + done.stderr
-    if not lines or served != (way != ALONE):
+    if not lines or served != (way in (SUMS, FUSED)):
         sys.exit(f"{way}: on commlib {served}\n{done.stdout[-3000:]}{done.stderr[-6000:]}")
     result: dict[str, Any] = json.loads(lines[0].removeprefix("result "))
     return result
@@ -238,7 +241,8 @@ def main() -> int:
         return 0
     model: dict[str, Any] = vllm_model.CONFIG | (OF_GPUS if GPU else OF_CPUS)
     model |= {"num_hidden_layers": options.layers} if options.layers else {}
-    ways = [ALONE, SUMS, FUSED] if GPU else [ALONE, FUSED]
+    flashinfer = options.engine == "vllm" and find_spec("flashinfer") is not None
+    ways = [ALONE, FUSED, *[APART] * flashinfer, SUMS] if GPU else [ALONE, FUSED]
     rows, wrong = [], False
     speeds: dict[tuple[str, int], list[float]] = {}
     chosen: dict[int, list[list[int]]] = {}  # the tokens of the first turn
@@ -259,7 +263,7 @@ def main() -> int:
                 rows.append({**made, **row, "tokens_alike": same})
                 share = f", all_reduce {last['share']:.0%} of the time" if "share" in last else ""
                 told = f"{statistics.median(each):8.1f} tokens/s, the first {same:g} of {TOKENS} alike{share}"
-                print(f"{way:19} batch {batch:3}: {told}", flush=True)
+                print(f"{way:20} batch {batch:3}: {told}", flush=True)
             middle = {key: statistics.median(found) for key, found in speeds.items()}
             ratios = {f"{key[0]}, batch {key[1]}": speed / middle[ALONE, key[1]] for key, speed in middle.items()}
             few, many = sorted(chosen)[-2:][0], max(chosen)

@@ -22,7 +22,6 @@ def register() -> None:
     if current_platform.is_cpu():
         target = "commlib.engines.vllm_communicators.CpuCommunicator"
         type(current_platform).get_device_communicator_cls = classmethod(lambda cls: target)
-        _LOG.info("vLLM: communicators of CPU groups come from %s", target)
     elif current_platform.is_cuda():
         _replace_custom_all_reduce()
     else:
@@ -38,12 +37,13 @@ def _replace_custom_all_reduce() -> None:
 
     original = custom_all_reduce.CustomAllreduce
 
-    def choose(group: Any, device: Any, *limits: Any, **options: Any) -> Any:
-        """Return our calls of a group, or where we cannot serve it, vLLM's own."""
-        calls = CustomAllReduce(group, device, name="vLLM")
-        return original(group, device, *limits, **options) if calls.disabled else calls
+    class Choice(custom_all_reduce.CustomAllreduce):  # vLLM's own reads attributes of what stands under its name
+        def __new__(cls, group: Any, device: Any, *limits: Any, **options: Any) -> Any:
+            """Return our calls of a group, or where we cannot serve it, vLLM's own."""
+            calls = CustomAllReduce(group, device, name="vLLM")
+            return original(group, device, *limits, **options) if calls.disabled else calls
 
-    custom_all_reduce.CustomAllreduce = choose
+    custom_all_reduce.CustomAllreduce = Choice
     asked = env.foreign(FLASHINFER)
     if not asked:
         envs.environment_variables[FLASHINFER] = lambda: False
@@ -66,4 +66,3 @@ def _replace_custom_all_reduce() -> None:
         pass_manager.AllReduceFusionPass = vllm_fusion.AllReduceNormPass
     except (ImportError, AttributeError, KeyError) as error:
         _LOG.warning("vLLM: norms after an all_reduce are not fused: %s", error)
-    _LOG.info("vLLM: custom all-reduces come from commlib")

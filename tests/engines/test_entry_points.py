@@ -10,6 +10,7 @@ import pytest
 
 from commlib import entry_points as entry_points_of_engines
 from commlib import env
+from commlib.engines import custom_all_reduce
 
 GROUPS = {"vllm.general_plugins": "vllm", "sglang.srt.plugins": "sglang"}
 
@@ -51,7 +52,14 @@ def test_a_server_starts_whatever_goes_wrong_and_is_warned(monkeypatch, caplog, 
 def test_all_reduces_are_taken_from_a_vllm_whose_passes_cannot_be_imported(monkeypatch, caplog) -> None:
     names = ("vllm", "vllm.platforms", "vllm.envs", "vllm.distributed", "vllm.distributed.device_communicators")
     modules = {name: ModuleType(name) for name in names}
-    own = SimpleNamespace(CustomAllreduce=object)
+
+    class Own:
+        SIZES = (2, 4)
+
+        def __init__(self, group, device):
+            self.sizes = own.CustomAllreduce.SIZES
+
+    own = SimpleNamespace(CustomAllreduce=Own)
     modules["vllm"].__version__ = "0.32.0"
     modules["vllm.platforms"].current_platform = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True)
     modules["vllm.envs"].environment_variables = {}
@@ -61,6 +69,10 @@ def test_all_reduces_are_taken_from_a_vllm_whose_passes_cannot_be_imported(monke
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("COMMLIB_ENGINES", "vllm")
     entry_points_of_engines.vllm()
-    assert own.CustomAllreduce is not object
+    monkeypatch.setattr(custom_all_reduce, "_communicator", lambda *_: None)
+    group_we_do_not_serve = own.CustomAllreduce(None, "cpu")
+    assert type(group_we_do_not_serve) is Own and group_we_do_not_serve.sizes == (2, 4)
+    monkeypatch.setattr(custom_all_reduce, "_communicator", lambda *_: mock.Mock())
+    assert type(own.CustomAllreduce(None, "cpu")) is custom_all_reduce.CustomAllReduce
     assert "norms after an all_reduce are not fused: " in caplog.text
     assert "stays on its own path" not in caplog.text
