@@ -115,10 +115,12 @@ def _communicator(group: Any, device: torch.device, name: str) -> Communicator |
     except (commlib.CommError, ValueError, TypeError) as error:
         _LOG.warning("%s stays on the engine's own path: %s", name, error)
         return None
-    if comm.all_gather_object(comm.local_rank) == list(range(comm.size)) and comm.device == device:
+    together = comm.all_gather_object(comm.local_rank) == list(range(comm.size)) and comm.device == device
+    if together and comm.resources.has_arena:
         _LOG.info("%s: %d ranks on commlib, backend %s, %s", name, comm.size, comm.backend, comm.device)
         return comm
-    _LOG.warning("%s stays on the engine's own path: its ranks are on several hosts, or not on %s", name, comm.device)
+    reason = "no symmetric memory" if together else f"its ranks are on several hosts, or not on {comm.device}"
+    _LOG.warning("%s stays on the engine's own path: %s", name, reason)
     with suppress(commlib.CommError):
         comm.close()
     return None

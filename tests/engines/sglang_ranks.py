@@ -26,7 +26,8 @@ others = ("pynccl", "mscclpp", "torch_symm_mem_all_reduce", "hpu_communicator", 
 uses = {f"use_{name}": name == "custom_allreduce" for name in (*others, "custom_allreduce")}
 tp = GroupCoordinator([list(range(size))], rank, dist.get_backend(), group_name="tp", **uses)
 sys.stdout.write(f"class {type(tp.ca_comm).__module__}\n")  # at once: ranks share it
-assert joins._is_flashinfer_available == type(tp.ca_comm).__module__.startswith("commlib")
+ours = type(tp.ca_comm).__module__.startswith("commlib")
+assert joins._is_flashinfer_available == ours == (os.environ.get("NCCL_CUMEM_ENABLE") == "1")
 flashinfer_comm_fusion.resolve_fusion_group = lambda *, use_attn_tp_group: (size, rank, tp)
 for dtype in (torch.float32, torch.bfloat16):
     parts = [torch.randn(6, 256, generator=torch.Generator().manual_seed(k)).to(dtype).to(device) for k in range(size)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commlib.backends.base import Backend
 from commlib.communicator import Communicator
 from commlib.engines.custom_all_reduce import CustomAllReduce
 from commlib.tools.testing import Ranks
@@ -106,7 +107,10 @@ def test_the_log_counts_calls(comm: Communicator) -> None:
 
 
 @on_ranks(fixture="ranks")
-def test_ranks_of_several_hosts_stay_on_the_engine_s_path(comm: Communicator) -> None:
+def test_ranks_on_several_hosts_or_without_symmetric_memory_stay_on_the_engine_s_path(comm: Communicator) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Backend, "has_arena", False)
+        assert calls().disabled
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMMLIB_HOST", f"host{comm.rank}")
         return calls().disabled
