@@ -15,11 +15,12 @@ from commlib.engines.custom_all_reduce import CustomAllReduce
 _LOG = logging.getLogger("commlib")
 TESTED = ("0.5.23",)
 DISPATCH = "sglang.srt.distributed.device_communicators.custom_all_reduce.dispatch_custom_allreduce"
+FLASHINFER = "sglang.srt.distributed.parallel_state.GroupCoordinator._can_use_flashinfer_allreduce"
 NORM = "sglang.srt.layers.flashinfer_comm_fusion.flashinfer_allreduce_residual_rmsnorm"
 
 
 def register() -> None:
-    """Hook the two functions of SGLang that commlib replaces; SGLang calls this once in each of its processes."""
+    """Hook the functions of SGLang that commlib replaces; SGLang calls this once in each of its processes."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.version import __version__
 
@@ -27,6 +28,7 @@ def register() -> None:
         _LOG.warning("SGLang %s was not tested with commlib, only %s", __version__, ", ".join(TESTED))
     env.set_foreign("NCCL_CUMEM_ENABLE", "1")  # SGLang would set 0, which turns NCCL's symmetric memory off
     HookRegistry.register(DISPATCH, choose_class, HookType.AROUND)
+    HookRegistry.register(FLASHINFER, flashinfer_reduces, HookType.AROUND)
     HookRegistry.register(NORM, all_reduce_norm, HookType.AROUND)
 
 
@@ -42,6 +44,11 @@ def choose_class(original: Callable[..., Any], group: Any, device: torch.device)
     except ImportError as error:
         _LOG.warning("SGLang: norms are joined to an all_reduce only where FlashInfer is installed: %s", error)
     return lambda group, device: calls
+
+
+def flashinfer_reduces(original: Callable[..., bool], coordinator: Any, input_: Tensor) -> bool:
+    """Whether FlashInfer takes an all_reduce, which it would before the custom one: not where that is ours."""
+    return not isinstance(coordinator.ca_comm, CustomAllReduce) and original(coordinator, input_)
 
 
 def all_reduce_norm(

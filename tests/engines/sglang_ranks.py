@@ -17,6 +17,7 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if device == "cuda":
     torch.cuda.set_device(rank)
 dist.init_process_group("nccl" if device == "cuda" else "gloo")
+flashinfer_comm_fusion.can_use_flashinfer_allreduce = lambda *_, **__: True
 load_plugins()
 add_norm = "layer_boundary/residual/add_norm.py"  # stands for that module, which imports torchvision
 assert "and _is_flashinfer_available\n" in (Path(layers.__path__[0]) / add_norm).read_text()
@@ -28,6 +29,8 @@ tp = GroupCoordinator([list(range(size))], rank, dist.get_backend(), group_name=
 sys.stdout.write(f"class {type(tp.ca_comm).__module__}\n")  # at once: ranks share it
 ours = type(tp.ca_comm).__module__.startswith("commlib")
 assert joins._is_flashinfer_available == ours == (os.environ.get("NCCL_CUMEM_ENABLE") == "1")
+tp._fi_workspace_hint = "attn_tp"
+assert tp._can_use_flashinfer_allreduce(torch.ones(2, 2)) != ours
 flashinfer_comm_fusion.resolve_fusion_group = lambda *, use_attn_tp_group: (size, rank, tp)
 for dtype in (torch.float32, torch.bfloat16):
     parts = [torch.randn(6, 256, generator=torch.Generator().manual_seed(k)).to(dtype).to(device) for k in range(size)]
