@@ -239,7 +239,7 @@ def main() -> int:
         engine = start(options.generate, options.ranks, options.batches, options.way)
         print("result", json.dumps(generate(engine, options.batches)))
         return 0
-    model: dict[str, Any] = vllm_model.CONFIG | (OF_GPUS if GPU else OF_CPUS)
+    model: dict[str, Any] = dict(OF_GPUS if GPU else OF_CPUS)
     model |= {"num_hidden_layers": options.layers} if options.layers else {}
     flashinfer = options.engine == "vllm" and find_spec("flashinfer") is not None
     ways = [ALONE, FUSED, *[APART] * flashinfer, SUMS] if GPU else [ALONE, FUSED]
@@ -248,7 +248,7 @@ def main() -> int:
     chosen: dict[int, list[list[int]]] = {}  # the tokens of the first turn
     apart: dict[int, list[list[int]]] = {}  # of the first one that does not join sums and norms
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), model)
+        write_model(Path(folder), vllm_model.CONFIG | model)
         for way in ways * options.turns:
             last = turn(folder, options, way)
             for row in last["rows"]:
@@ -259,20 +259,22 @@ def main() -> int:
                     wrong |= alike(expected, tokens) < TOKENS if GPU else expected != tokens
                 each = [batch * (TOKENS - 1) / (s - statistics.median(row["first"])) for s in row["seconds"]]
                 speeds.setdefault((way, batch), []).extend(each)
-                made = {"way": way, "sums": last["sums"], "joins_norms": last["joins_norms"]}
-                rows.append({**made, **row, "tokens_alike": same})
+                made = {key: last[key] for key in ("sums", "joins_norms", "share") if key in last}
+                rate = round(statistics.median(each), 1)
+                rows.append({"way": way, **made, **row, "tokens_alike": same, "tokens_per_s": rate})
                 share = f", all_reduce {last['share']:.0%} of the time" if "share" in last else ""
-                told = f"{statistics.median(each):8.1f} tokens/s, the first {same:g} of {TOKENS} alike{share}"
+                told = f"{rate:8.1f} tokens/s, the first {same:g} of {TOKENS} alike{share}"
                 print(f"{way:20} batch {batch:3}: {told}", flush=True)
             middle = {key: statistics.median(found) for key, found in speeds.items()}
-            ratios = {f"{key[0]}, batch {key[1]}": speed / middle[ALONE, key[1]] for key, speed in middle.items()}
+            for row in rows:
+                row["of_alone"] = round(middle[row["way"], row["batch"]] / middle[ALONE, row["batch"]], 4)
             few, many = sorted(chosen)[-2:][0], max(chosen)
             rounding = {f"{few}, {many}": alike(chosen[few], chosen[many])}
-            settings = {"model": model, "tokens": TOKENS, "ratios_to_alone": ratios, "alike_in_batches": rounding}
+            settings = {"model": model, "tokens": TOKENS, "alike_in_batches": rounding}
             begun = head(f"{options.engine}_throughput", options.ranks, "nccl" if GPU else "shm")
             write(options.output, {**begun, **settings, "rows": rows})
-    told = (f"{name} {ratio:.3f}" for name, ratio in ratios.items() if not name.startswith(ALONE))
-    print("of the engine alone:", "; ".join(told))
+    told = {f"{row['way']}, batch {row['batch']} {row['of_alone']:.3f}": 0 for row in rows if row["way"] != ALONE}
+    print("of the engine alone:", "; ".join(told))  # all turns of a way together
     print("alike at first in two batches of the engine alone:", rounding)
     return int(wrong)
 

@@ -223,13 +223,8 @@ VARIABLES: tuple[Variable[Any], ...] = tuple(value for value in globals().values
 
 
 def foreign(name: str) -> str:
-    """Return a variable that belongs to another library (NCCL_…), to explain it."""
+    """Return a variable that belongs to another library (NCCL_…): read to explain it."""
     return os.environ.get(name, "")
-
-
-def set_foreign(name: str, value: str) -> None:
-    """Set such a variable for this process and its children, unless the user has."""
-    os.environ.setdefault(name, value)
 
 
 def hides_gpus() -> bool:

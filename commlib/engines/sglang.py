@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from commlib import env
 from commlib.engines.custom_all_reduce import CustomAllReduce
 
 _LOG = logging.getLogger("commlib")
@@ -26,7 +26,7 @@ def register() -> None:
 
     if not __version__.startswith(TESTED):
         _LOG.warning("SGLang %s was not tested with commlib, only %s", __version__, ", ".join(TESTED))
-    env.set_foreign("NCCL_CUMEM_ENABLE", "1")  # SGLang would set 0, which turns NCCL's symmetric memory off
+    os.environ.setdefault("NCCL_CUMEM_ENABLE", "1")  # SGLang would set 0, which turns NCCL's symmetric memory off
     HookRegistry.register(DISPATCH, choose_class, HookType.AROUND)
     HookRegistry.register(FLASHINFER, flashinfer_reduces, HookType.AROUND)
     HookRegistry.register(NORM, all_reduce_norm, HookType.AROUND)

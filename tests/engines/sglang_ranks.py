@@ -28,7 +28,7 @@ uses = {f"use_{name}": name == "custom_allreduce" for name in (*others, "custom_
 tp = GroupCoordinator([list(range(size))], rank, dist.get_backend(), group_name="tp", **uses)
 sys.stdout.write(f"class {type(tp.ca_comm).__module__}\n")  # at once: ranks share it
 ours = type(tp.ca_comm).__module__.startswith("commlib")
-assert joins._is_flashinfer_available == ours == (os.environ.get("NCCL_CUMEM_ENABLE") == "1")
+assert joins._is_flashinfer_available == ours
 tp._fi_workspace_hint = "attn_tp"
 assert tp._can_use_flashinfer_allreduce(torch.ones(2, 2)) != ours
 flashinfer_comm_fusion.resolve_fusion_group = lambda *, use_attn_tp_group: (size, rank, tp)

@@ -1,9 +1,10 @@
 """Entry points: nothing happens unless COMMLIB_ENGINES names the engine."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -49,10 +50,21 @@ def test_a_server_starts_whatever_goes_wrong_and_is_warned(monkeypatch, caplog, 
     assert caplog.text.count("it lacks a part") == 3
 
 
-def test_all_reduces_are_taken_from_a_vllm_whose_passes_cannot_be_imported(monkeypatch, caplog) -> None:
-    names = ("vllm", "vllm.platforms", "vllm.envs", "vllm.distributed", "vllm.distributed.device_communicators")
-    modules = {name: ModuleType(name) for name in names}
+@pytest.mark.parametrize("of_the_user", ["", "0"])
+def test_sglang_s_processes_get_symmetric_memory_unless_the_user_says_otherwise(monkeypatch, of_the_user) -> None:
+    hooks = mock.Mock()
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", hooks)
+    monkeypatch.setitem(sys.modules, "sglang.version", SimpleNamespace(__version__="0.5.23"))
+    monkeypatch.setenv("COMMLIB_ENGINES", "sglang")
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", of_the_user)
+    if not of_the_user:
+        monkeypatch.delenv("NCCL_CUMEM_ENABLE")
+    entry_points_of_engines.sglang()
+    assert os.environ["NCCL_CUMEM_ENABLE"] == (of_the_user or "1")
+    assert hooks.HookRegistry.register.call_count == 3
 
+
+def test_all_reduces_are_taken_from_a_vllm_whose_passes_cannot_be_imported(monkeypatch, caplog) -> None:
     class Own:
         SIZES = (2, 4)
 
@@ -60,13 +72,12 @@ def test_all_reduces_are_taken_from_a_vllm_whose_passes_cannot_be_imported(monke
             self.sizes = own.CustomAllreduce.SIZES
 
     own = SimpleNamespace(CustomAllreduce=Own)
-    modules["vllm"].__version__ = "0.32.0"
-    modules["vllm.platforms"].current_platform = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True)
-    modules["vllm.envs"].environment_variables = {}
-    modules["vllm"].envs = modules["vllm.envs"]
-    modules["vllm.distributed.device_communicators"].custom_all_reduce = own
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    gpus = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True)
+    envs = SimpleNamespace(environment_variables={})
+    fakes = {"": {"__version__": "0.32.0", "envs": envs}, ".platforms": {"current_platform": gpus}}
+    fakes[".distributed.device_communicators"] = {"custom_all_reduce": own}
+    for name, parts in fakes.items():
+        monkeypatch.setitem(sys.modules, f"vllm{name}", SimpleNamespace(**parts))
     monkeypatch.setenv("COMMLIB_ENGINES", "vllm")
     entry_points_of_engines.vllm()
     monkeypatch.setattr(custom_all_reduce, "_communicator", lambda *_: None)
